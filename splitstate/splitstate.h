@@ -1,0 +1,158 @@
+/* Layouts: where the elements of one tensor live on N devices; the rules that carry a layout through
+ * an op; the policy that gives a named tensor its layout. Pure functions on values: no buffers, no
+ * devices, no I/O. Links only tensor/.
+ *
+ * Nouns: a *layout* (MIRRORED, AXIS with runs, PARTIAL), a *run* (a stretch of the cut dimension and
+ * the devices that hold it), a *shard* (one device's elements: compact, in run order), a *rule* (op ->
+ * layout), a *policy* (tensor name -> layout).
+ *
+ *     9 query heads of 64 on 2 devices, 3 KV heads, the middle one on both:
+ *        q: AXIS(0) [320:{0}] [256:{1}]            k: AXIS(0) [64:{0}] [64:{0,1}] [64:{1}]
+ *
+ * Layouts are values whose run list lies in an arena that must outlive them; they are never changed.
+ */
+#ifndef SHEAF_SPLITSTATE_SPLITSTATE_H
+#define SHEAF_SPLITSTATE_SPLITSTATE_H
+
+#include "tensor/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { SHEAF_MAX_DEVICES = 64 };
+typedef uint64_t sheaf_device_set; /* bit d: device d of the world */
+
+typedef struct sheaf_run {
+    int64_t length;           /* elements of the cut dimension, > 0 */
+    sheaf_device_set devices; /* never empty */
+} sheaf_run;
+
+typedef enum sheaf_layout_kind { SHEAF_MIRRORED, SHEAF_AXIS, SHEAF_PARTIAL } sheaf_layout_kind;
+
+typedef struct sheaf_layout {
+    sheaf_layout_kind kind;
+    int32_t axis;             /* AXIS only: 0..3 */
+    int32_t n_runs;           /* AXIS only */
+    const sheaf_run *runs;
+} sheaf_layout;
+
+/* --- the algebra -------------------------------------------------------------------------------- */
+
+static inline sheaf_layout sheaf_layout_mirrored(void) { sheaf_layout l = {SHEAF_MIRRORED, 0, 0, NULL}; return l; }
+static inline sheaf_layout sheaf_layout_partial(void) { sheaf_layout l = {SHEAF_PARTIAL, 0, 0, NULL}; return l; }
+/* AXIS over a copy of `runs` in `a`, neighbours with equal device sets merged. If every run is on all
+ * `n_devices` the result is MIRRORED (its only spelling). */
+SHEAF_API sheaf_status sheaf_layout_axis(sheaf_arena *a, int axis, const sheaf_run *runs, int n_runs, int n_devices, sheaf_layout *out);
+/* Contiguous cut: share[d] elements to device d, in device order; zeros are empty shares. */
+SHEAF_API sheaf_status sheaf_layout_shares(sheaf_arena *a, int axis, const int64_t *share, int n_devices, sheaf_layout *out);
+SHEAF_API bool sheaf_layout_equal(const sheaf_layout *x, const sheaf_layout *y);
+SHEAF_API int64_t sheaf_layout_length(const sheaf_layout *l);                 /* sum of run lengths; 0 unless AXIS */
+SHEAF_API int64_t sheaf_layout_share(const sheaf_layout *l, int device, int64_t whole); /* device's elements of the cut dimension; `whole` unless AXIS */
+/* ne of device's shard of a tensor of shape ne[4]. */
+SHEAF_API void sheaf_layout_local_ne(const sheaf_layout *l, int device, const int64_t ne[4], int64_t out[4]);
+/* Elements [begin, end) of the cut dimension as a layout of their own. */
+SHEAF_API sheaf_status sheaf_layout_slice(sheaf_arena *a, const sheaf_layout *l, int64_t begin, int64_t end, int n_devices, sheaf_layout *out);
+/* Every length times num/den; SHEAF_E_SHAPE if a border does not come out whole. */
+SHEAF_API sheaf_status sheaf_layout_scale(sheaf_arena *a, const sheaf_layout *l, int64_t num, int64_t den, sheaf_layout *out);
+SHEAF_API sheaf_layout sheaf_layout_on_axis(const sheaf_layout *l, int axis);  /* same runs along another dimension */
+/* Run borders of both: out's runs lie inside runs of x and of y; devices of x. */
+SHEAF_API sheaf_status sheaf_layout_refine(sheaf_arena *a, const sheaf_layout *x, const sheaf_layout *y, int n_devices, sheaf_layout *out);
+/* Does every device hold in `have` all that it holds in `need` (same axis and length)? */
+SHEAF_API bool sheaf_layout_covers(const sheaf_layout *have, const sheaf_layout *need, int n_devices);
+/* Offset of global element `i` of the cut dimension in device's compact shard; -1 if it has none. */
+SHEAF_API int64_t sheaf_layout_local_index(const sheaf_layout *l, int device, int64_t i);
+SHEAF_API sheaf_status sheaf_layout_check(const sheaf_layout *l, const int64_t ne[4], int n_devices); /* every rule of the value (case A27) */
+SHEAF_API const char *sheaf_layout_text(const sheaf_layout *l, char *buf, size_t n); /* "AXIS(0) [320:{0}] [256:{1}]"; returns buf */
+SHEAF_API uint64_t sheaf_layout_hash(const sheaf_layout *l);
+
+/* A walk over the pieces of a tensor that one device holds: for set/get/copies of any layout there is
+ * one piece of segment arithmetic, this. A piece is a byte range of the *global* contiguous tensor and
+ * where it lies in the device's contiguous shard. */
+typedef struct sheaf_piece { size_t global, local, bytes; } sheaf_piece;
+typedef struct sheaf_pieces { /* state of the walk; opaque */
+    const sheaf_layout *layout; int device; size_t unit, run_bytes_global, run_bytes_local; int64_t outer, n_outer;
+    int run; size_t at_global, at_local, begin, end;
+} sheaf_pieces;
+/* Pieces of device's shard inside global bytes [offset, offset+size) of contiguous tensor (type, ne). */
+SHEAF_API void sheaf_pieces_begin(sheaf_pieces *w, const sheaf_layout *l, int device, sheaf_type type, const int64_t ne[4], size_t offset, size_t size);
+SHEAF_API bool sheaf_pieces_next(sheaf_pieces *w, sheaf_piece *out);
+
+/* --- rules --------------------------------------------------------------------------------------- */
+
+/* Replaces one op by local ops and collectives where that is cheaper than gathering. */
+typedef enum sheaf_lowering {
+    SHEAF_LOWER_NONE,
+    SHEAF_LOWER_NORM,        /* norm over a cut row: sum of squares -> allreduce of one float a row -> scale */
+    SHEAF_LOWER_LOOKUP,      /* get_rows in a table cut along rows: ids made local, rows elsewhere zero -> PARTIAL */
+    SHEAF_LOWER_ARGMAX,      /* local best -> gather -> merge */
+} sheaf_lowering;
+
+typedef struct sheaf_rule_result {
+    sheaf_layout result;
+    sheaf_layout want[SHEAF_MAX_SRC]; /* what each source must first become; equal to what it is: nothing to do */
+    bool reshard[SHEAF_MAX_SRC];      /* want differs from have */
+    bool writes_all_holders;          /* set_rows/cpy/fill into replicated runs */
+    sheaf_lowering lowering;
+    const char *rule;                 /* name of the row that fired, for --explain */
+} sheaf_rule_result;
+
+/* The rule table, one row per op, complete by construction. `src[i]` is the layout of node->src[i]
+ * (PARTIAL where it is not summed yet: the rule decides whether the op may run on addends).
+ * `root` is the layout of node->view_src for header ops and in-place writers. Never aborts: where no
+ * row fits, `want` asks for a form that does (reshard). Errors only for broken nodes. */
+SHEAF_API sheaf_status sheaf_rule_apply(sheaf_arena *a, const sheaf_tensor *node, const sheaf_layout *src, const sheaf_layout *root,
+                                        int n_devices, sheaf_rule_result *out);
+
+/* What one device's version of `node` looks like: its shape, strides and (for views) offset from the
+ * local root, and its op parameters (head numbers, view shapes). `ne`/`nb` are those of a compact shard
+ * unless the node is a view. Layouts as they are after resharding. */
+typedef struct sheaf_local {
+    int64_t ne[4]; size_t nb[4]; size_t view_offs; sheaf_params params; bool empty;
+    int64_t id_offset;   /* LOOKUP: subtract from ids */
+} sheaf_local;
+SHEAF_API sheaf_status sheaf_rule_local(const sheaf_tensor *node, const sheaf_layout *src, const sheaf_layout *root, const sheaf_layout *result,
+                                        int device, sheaf_local *out);
+
+/* --- policy --------------------------------------------------------------------------------------- */
+
+/* A split table: rows of text (docs/split-tables.md has the form; `sheaf split --print-table` prints the
+ * built-in ones). Names are matched by PCRE2 over whole GGUF tensor names; keys of the model's
+ * hyper-parameters come in through a callback, so that a table can be tested with no model. */
+typedef struct sheaf_policy sheaf_policy;
+
+typedef struct sheaf_policy_env {
+    /* Integer hyper-parameter by GGUF key with the architecture's prefix dropped ("attention.head_count"); SHEAF_E_NOT_FOUND if missing. */
+    sheaf_status (*get)(void *ctx, const char *key, int64_t *out);
+    void *ctx;
+    const float *weights;    /* n_devices shares asked for, or NULL: equal */
+    int32_t n_devices;
+    int32_t pack_rows;       /* buffer type's packing granularity */
+} sheaf_policy_env;
+
+/* Parses a table; errors name the line. `text` is copied. */
+SHEAF_API sheaf_status sheaf_policy_new(const char *text, size_t n, sheaf_policy **out);
+/* The built-in table of an architecture, or SHEAF_E_NOT_FOUND naming it (case A28). */
+SHEAF_API sheaf_status sheaf_policy_builtin(const char *architecture, sheaf_policy **out);
+SHEAF_API const char *sheaf_policy_builtin_text(const char *architecture); /* NULL: none */
+SHEAF_API void sheaf_policy_free(sheaf_policy *p);
+
+typedef struct sheaf_placement {
+    sheaf_layout layout;
+    int32_t segment;          /* of a matmul by this weight over its dimension 0 (row-parallel), same for every N; 0: plain */
+    const char *group, *rule; /* which group and table line decided, for printing */
+    int32_t line;
+} sheaf_placement;
+
+/* All tensors of a model at once, because a group is cut once and rounding is carried from layer to
+ * layer: out[i] is tensors[i]'s. State tensors (KV caches) are tensors too, named cache_k.N / cache_v.N
+ * ("blk.N.cache_k"). Errors: a tensor that no row matches, rows that overlap, a cut inside a unit: with
+ * the table's line and the tensor's name. */
+typedef struct sheaf_named { const char *name; sheaf_type type; int64_t ne[4]; } sheaf_named;
+SHEAF_API sheaf_status sheaf_policy_place(const sheaf_policy *p, const sheaf_policy_env *env, const sheaf_named *tensors, int n,
+                                          sheaf_arena *a, sheaf_placement *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
