@@ -18,15 +18,24 @@ typedef enum cpu_level { CPU_LEVEL_PORTABLE, CPU_LEVEL_AVX2, CPU_LEVEL_AVX512, C
 
 /* How a matmul wants its activations (columns of src1, k elements each):
  *   F32    as they are
- *   Q8     blocks of 32: f32 scale d, f32 d*sum(q), 32 int8 (symmetric, d = amax/127), as struct-of-arrays per column
- *          (layout below), for every 32-block type and, with the same layout, for the K-quants */
+ *   Q8     blocks of 32, symmetric (d = amax/127), the parts of a column one after another as below; for every
+ *          quantized type that has an integer kernel, 256-element superblocks included */
 typedef enum cpu_act { CPU_ACT_F32, CPU_ACT_Q8 } cpu_act;
 
-/* A quantized column of k elements (k a multiple of 32): k int8, then k/32 f32 scales, then k/32 f32
- * d*sum(q); each part starts 64-byte aligned. */
-static inline size_t cpu_act_scales_at(int64_t k) { return ((size_t)k + 63) & ~(size_t)63; }
-static inline size_t cpu_act_sums_at(int64_t k) { return cpu_act_scales_at(k) + (((size_t)k / 32 * 4 + 63) & ~(size_t)63); }
-static inline size_t cpu_act_bytes(cpu_act a, int64_t k) { return a == CPU_ACT_F32 ? (size_t)k * 4 : cpu_act_sums_at(k) + (((size_t)k / 32 * 4 + 63) & ~(size_t)63); }
+/* A Q8 column of k elements (k a multiple of 32), each part 64-byte aligned:
+ *
+ *     q[k] int8 | d[k/32] f32 | s[k/32] f32 = d*sum(q) | n32[k/32] int32 = -sum(q) | n16[k/16] int32 = -sum of 16
+ *
+ * The negated integer sums undo the offset of weights kept unsigned (w + 8, + 16, + 32, + 128). */
+static inline size_t cpu_act_pad(size_t n) { return (n + 63) & ~(size_t)63; }
+static inline size_t cpu_act_scales_at(int64_t k) { return cpu_act_pad((size_t)k); }
+static inline size_t cpu_act_sums_at(int64_t k) { return cpu_act_scales_at(k) + cpu_act_pad((size_t)k / 8); }
+static inline size_t cpu_act_n32_at(int64_t k) { return cpu_act_sums_at(k) + cpu_act_pad((size_t)k / 8); }
+static inline size_t cpu_act_n16_at(int64_t k) { return cpu_act_n32_at(k) + cpu_act_pad((size_t)k / 8); }
+/* Bytes from one column to the next. Reads may run up to 64 bytes past a part, never past this. */
+static inline size_t cpu_act_bytes(cpu_act a, int64_t k) {
+    return a == CPU_ACT_F32 ? (size_t)k * 4 : cpu_act_n16_at(k) + cpu_act_pad((size_t)k / 4);
+}
 
 /* One matmul: out[n][m] = sum_k w[m][k] * x[n][k] for m in [m0, m1), n in [n0, n1). */
 typedef struct cpu_mm {
@@ -34,19 +43,21 @@ typedef struct cpu_mm {
     const void *x;      size_t x_col;    /* bytes between columns in the activation format of the type */
     void *out;          size_t out_col;  /* bytes between columns of the result */
     int64_t k;
+    int64_t n_total;    /* columns of the whole op (0: n1): few columns go row by row, many by tiles, and which of the
+                         * two must not depend on how the op was cut */
     int32_t segment;    /* 0: plain f32 sums; else elements per f32 segment, f64 above (SHEAF_ACC_SEGMENTS) */
     bool out_f64;       /* store the f64 sum (a PARTIAL addend) instead of rounding to f32 */
     void *scratch;      /* cpu_mm_scratch bytes, this thread's own */
 } cpu_mm;
 
-enum { CPU_MM_SCRATCH = 256 * 1024 }; /* per thread: room for unpacked tiles of w */
+enum { CPU_MM_SCRATCH = 384 * 1024 }; /* per thread: room for unpacked tiles of w */
 
 typedef void (*cpu_mm_fn)(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n0, int64_t n1);
 
 /* Attention for one query head and one token range over a range of KV positions is folded with online
  * softmax over chunks of CPU_ATTN_CHUNK positions, always cut at multiples of it from position 0, so the
  * result does not depend on who computes what. */
-enum { CPU_ATTN_CHUNK = 256 };
+enum { CPU_ATTN_CHUNK = 64 };
 
 typedef struct cpu_attn {
     const float *q;     size_t q_token, q_head;          /* byte strides; head_k f32 each */
