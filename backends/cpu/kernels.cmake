@@ -1,0 +1,14 @@
+# The kernel files of the CPU backend and the instruction sets each may use. Every level is built into
+# every binary; levels.c picks at run time. -O3 because the tiles are arrays of registers that only
+# full unrolling keeps out of memory.
+set(CPU_KERNEL_SOURCES cpu/levels.c cpu/kernels_portable.c)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|amd64|AMD64")
+  set(CPU_AVX2_SOURCES cpu/kernels_avx2.c)
+  set(CPU_AVX512_SOURCES cpu/kernels_avx512.c)
+  set(CPU_AVX2_OPTIONS -O3 -mavx2 -mfma -mf16c -mbmi2)
+  set_source_files_properties(${CPU_AVX2_SOURCES} PROPERTIES COMPILE_OPTIONS "${CPU_AVX2_OPTIONS}")
+  set_source_files_properties(${CPU_AVX512_SOURCES} PROPERTIES COMPILE_OPTIONS
+    "${CPU_AVX2_OPTIONS};-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vnni;-mprefer-vector-width=512")
+  list(APPEND CPU_KERNEL_SOURCES ${CPU_AVX2_SOURCES} ${CPU_AVX512_SOURCES})
+endif()
+set_source_files_properties(cpu/kernels_portable.c PROPERTIES COMPILE_OPTIONS "-O3")
