@@ -1,0 +1,441 @@
+/* Writes the random models of cases.txt. Contract in fixture.h.
+ *
+ * Numbers come from splitmix64 over (case, tensor, index), so any element can be made without the
+ * ones before it. Every scale is a power of two: matrices spread by about 1 / sqrt(row), so that
+ * activations keep their size through the layers, and no rounding differs between compilers.
+ *
+ * Quantized blocks are random bytes with fixed scales, not quantized floats: that reaches every
+ * bit pattern of the packed parts, and needs no quantizer that could be wrong in the same way as
+ * the code under test.
+ *
+ * As a program: fixture CASES NAME OUT writes one model, fixture CASES lists the names.
+ */
+#include "fixture.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 32, CONTEXT = 256 };
+enum { KV_U32 = 4, KV_F32 = 6, KV_BOOL = 7, KV_STRING = 8, KV_ARRAY = 9, KV_I32 = 5 };
+
+/* Block layouts. Every scale is 2^(shift - e) where 2^-e is the spread the matrix wants. */
+typedef struct block_type {
+    const char *name;
+    uint32_t id;       /* in GGUF */
+    int elems, bytes;  /* one block */
+    int d_at, d_shift; /* half float: the scale */
+    int m_at, m_shift; /* half float: the minimum, m_at < 0 if there is none */
+    int m_sign;        /* added (-1: stored negative) or subtracted (+1) by the format */
+} block_type;
+
+static const block_type types[] = {
+    {"f32", 0, 1, 4, -1, 0, -1, 0, 0},         {"f16", 1, 1, 2, -1, 0, -1, 0, 0},
+    {"bf16", 30, 1, 2, -1, 0, -1, 0, 0},       {"q4_0", 2, 32, 18, 0, -2, -1, 0, 0},
+    {"q4_1", 3, 32, 20, 0, -2, 2, 1, -1},      {"q5_0", 6, 32, 22, 0, -3, -1, 0, 0},
+    {"q5_1", 7, 32, 24, 0, -3, 2, 1, -1},      {"q8_0", 8, 32, 34, 0, -6, -1, 0, 0},
+    {"q4_K", 12, 256, 144, 0, -8, 2, -5, 1},   {"q5_K", 13, 256, 176, 0, -9, 2, -5, 1},
+    {"q6_K", 14, 256, 210, 208, -7, -1, 0, 0},
+};
+
+typedef struct tensor {
+    char name[64];
+    const block_type *type;
+    uint64_t cols, rows; /* rows 0: a vector */
+    int e;               /* spread 2^-e */
+    enum { MATRIX, NORM, BIAS, FACTORS } kind;
+} tensor;
+
+/* ------------------------------------------------------------------------------- numbers */
+
+static uint64_t hash_text(uint64_t h, const char *s) {
+    for (; *s; s++) h = (h ^ (unsigned char)*s) * 0x100000001b3ull;
+    return h;
+}
+
+static uint64_t draw(uint64_t seed, uint64_t i) {
+    uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+/* Uniform in [-1, 1), 24 bits: exact in a float. */
+static float uniform(uint64_t r) { return (float)((int32_t)(r >> 40) - (1 << 23)) * 0x1p-23f; }
+
+/* The half float 2^k; below 2^-14 halves are subnormal. */
+static uint16_t half_power(int k) { return (uint16_t)(k >= -14 ? (k + 15) << 10 : 1 << (k + 24)); }
+
+static void put16(unsigned char *at, uint16_t v) {
+    at[0] = (unsigned char)v;
+    at[1] = (unsigned char)(v >> 8);
+}
+
+/* The smallest e with 4^e >= n, so that 2^-e is just under 1 / sqrt(n). */
+static int spread_for(int n) {
+    int e = 0;
+    while (1ll << (2 * e) < n) e++;
+    return e;
+}
+
+/* --------------------------------------------------------------------------------- writer */
+
+typedef struct writer {
+    FILE *f;
+    uint64_t n_kv, at;
+} writer;
+
+/* Errors are kept by the stream and looked at once, when the file is closed. */
+static void put(writer *w, const void *data, size_t n) {
+    fwrite(data, 1, n, w->f);
+    w->at += n;
+}
+
+static void put_int(writer *w, uint64_t v, int bytes) {
+    for (int i = 0; i < bytes; i++, v >>= 8) {
+        unsigned char b = (unsigned char)v;
+        put(w, &b, 1);
+    }
+}
+
+static void put_f32(writer *w, float v) {
+    uint32_t u;
+    memcpy(&u, &v, sizeof u);
+    put_int(w, u, 4);
+}
+
+static void put_text(writer *w, const char *s) {
+    put_int(w, strlen(s), 8);
+    put(w, s, strlen(s));
+}
+
+static void pad(writer *w) {
+    while (w->at % ALIGN) put_int(w, 0, 1);
+}
+
+static void key(writer *w, const char *name, int type) {
+    w->n_kv++;
+    put_text(w, name);
+    put_int(w, (uint64_t)type, 4);
+}
+
+static void kv_u32(writer *w, const char *name, int v) {
+    key(w, name, KV_U32);
+    put_int(w, (uint32_t)v, 4);
+}
+
+static void kv_f32(writer *w, const char *name, float v) {
+    key(w, name, KV_F32);
+    put_f32(w, v);
+}
+
+static void kv_text(writer *w, const char *name, const char *v) {
+    key(w, name, KV_STRING);
+    put_text(w, v);
+}
+
+static void kv_array(writer *w, const char *name, int type, int n) {
+    key(w, name, KV_ARRAY);
+    put_int(w, (uint64_t)type, 4);
+    put_int(w, (uint64_t)n, 8);
+}
+
+/* ------------------------------------------------------------------------------ vocabulary */
+
+/* GPT-2's printable stand-in for byte b, as UTF-8. */
+static void byte_piece(int b, char out[3]) {
+    int cp = b;
+    if (!((b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174)) {
+        cp = b < 33 ? 256 + b : b < 161 ? 256 + 33 + (b - 127) : 256 + 67;
+    }
+    if (cp < 128) {
+        out[0] = (char)cp;
+        out[1] = 0;
+    } else {
+        out[0] = (char)(0xc0 | cp >> 6);
+        out[1] = (char)(0x80 | (cp & 63));
+        out[2] = 0;
+    }
+}
+
+/* Id 0 ends a text, 1-256 are the bytes, the rest pairs of letters a-p, each with its merge. */
+static void vocabulary(writer *w, int n) {
+    char piece[8];
+    kv_text(w, "tokenizer.ggml.model", "gpt2");
+    kv_text(w, "tokenizer.ggml.pre", "gpt-2");
+    kv_array(w, "tokenizer.ggml.tokens", KV_STRING, n);
+    put_text(w, "<|endoftext|>");
+    for (int b = 0; b < 256; b++) {
+        byte_piece(b, piece);
+        put_text(w, piece);
+    }
+    for (int i = 0; i < n - 257; i++) {
+        snprintf(piece, sizeof piece, "%c%c", 'a' + i / 16, 'a' + i % 16);
+        put_text(w, piece);
+    }
+    kv_array(w, "tokenizer.ggml.token_type", KV_I32, n);
+    put_int(w, 3, 4);
+    for (int i = 1; i < n; i++) put_int(w, 1, 4);
+    kv_array(w, "tokenizer.ggml.merges", KV_STRING, n - 257);
+    for (int i = 0; i < n - 257; i++) {
+        snprintf(piece, sizeof piece, "%c %c", 'a' + i / 16, 'a' + i % 16);
+        put_text(w, piece);
+    }
+    kv_u32(w, "tokenizer.ggml.bos_token_id", 0);
+    kv_u32(w, "tokenizer.ggml.eos_token_id", 0);
+    key(w, "tokenizer.ggml.add_bos_token", KV_BOOL);
+    put_int(w, 0, 1);
+}
+
+/* ------------------------------------------------------------------------------- the model */
+
+static void metadata(writer *w, const fixture_case *c) {
+    kv_text(w, "general.architecture", "llama");
+    kv_text(w, "general.name", c->name);
+    kv_u32(w, "llama.vocab_size", c->vocab);
+    kv_u32(w, "llama.context_length", CONTEXT);
+    kv_u32(w, "llama.embedding_length", c->width);
+    kv_u32(w, "llama.block_count", c->layers);
+    kv_u32(w, "llama.feed_forward_length", c->feed_forward);
+    kv_u32(w, "llama.attention.head_count", c->heads);
+    kv_u32(w, "llama.attention.head_count_kv", c->kv_heads);
+    kv_u32(w, "llama.attention.key_length", c->head_size);
+    kv_u32(w, "llama.attention.value_length", c->head_size);
+    kv_u32(w, "llama.rope.dimension_count", c->head_size);
+    kv_f32(w, "llama.rope.freq_base", 10000.0f);
+    kv_f32(w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    if (!strcmp(c->rope, "linear") || !strcmp(c->rope, "yarn")) {
+        kv_text(w, "llama.rope.scaling.type", c->rope);
+        kv_f32(w, "llama.rope.scaling.factor", 4.0f);
+        kv_u32(w, "llama.rope.scaling.original_context_length", 64);
+    }
+    vocabulary(w, c->vocab);
+}
+
+static const block_type *type_named(const char *name) {
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (!strcmp(types[i].name, name)) return &types[i];
+    return NULL;
+}
+
+static tensor *add(tensor *t, int kind, int layer, const char *name, int cols, int rows) {
+    *t = (tensor){.type = &types[0], .cols = (uint64_t)cols, .rows = (uint64_t)rows, .e = 0, .kind = kind};
+    if (layer < 0)
+        snprintf(t->name, sizeof t->name, "%s", name);
+    else
+        snprintf(t->name, sizeof t->name, "blk.%d.%s", layer, name);
+    return t;
+}
+
+/* Lists the tensors of a layer from t on; returns the end. */
+static tensor *layer_tensors(const fixture_case *c, int layer, tensor *t) {
+    const block_type *main_type = type_named(c->type);
+    const block_type *alt = strcmp(c->alt, "-") ? type_named(c->alt) : main_type;
+    int q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
+    const struct {
+        const char *name;
+        int cols, rows;
+        const block_type *type;
+    } matrices[] = {
+        {"attn_q", c->width, q, main_type},
+        {"attn_k", c->width, kv, main_type},
+        {"attn_v", c->width, kv, alt},
+        {"attn_output", q, c->width, main_type},
+        {"ffn_gate", c->width, c->feed_forward, main_type},
+        {"ffn_up", c->width, c->feed_forward, main_type},
+        {"ffn_down", c->feed_forward, c->width, alt},
+    };
+    char name[32];
+    add(t++, NORM, layer, "attn_norm.weight", c->width, 0);
+    add(t++, NORM, layer, "ffn_norm.weight", c->width, 0);
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
+        snprintf(name, sizeof name, "%s.weight", matrices[i].name);
+        add(t, MATRIX, layer, name, matrices[i].cols, matrices[i].rows);
+        t->type = matrices[i].type;
+        t++->e = spread_for(matrices[i].cols);
+        if (!c->bias) continue;
+        snprintf(name, sizeof name, "%s.bias", matrices[i].name);
+        add(t++, BIAS, layer, name, matrices[i].rows, 0);
+    }
+    return t;
+}
+
+/* All tensors in file order; returns how many. The head spreads by 4, so that the best logit
+ * stands clear of the second and greedy text is the same under any order of addition. */
+static int all_tensors(const fixture_case *c, tensor *list) {
+    tensor *t = list;
+    int head = spread_for(c->width) - 2;
+    add(t, MATRIX, -1, "token_embd.weight", c->width, c->vocab);
+    t->type = type_named(c->type);
+    t++->e = c->tied ? head : 0;
+    if (!strcmp(c->rope, "llama3")) add(t++, FACTORS, -1, "rope_freqs.weight", c->head_size / 2, 0);
+    for (int i = 0; i < c->layers; i++) t = layer_tensors(c, i, t);
+    add(t++, NORM, -1, "output_norm.weight", c->width, 0);
+    if (!c->tied) {
+        add(t, MATRIX, -1, "output.weight", c->width, c->vocab);
+        t->type = type_named(c->type);
+        t++->e = head;
+    }
+    return (int)(t - list);
+}
+
+static uint64_t tensor_bytes(const tensor *t) {
+    uint64_t n = t->cols * (t->rows ? t->rows : 1);
+    return n / (uint64_t)t->type->elems * (uint64_t)t->type->bytes;
+}
+
+/* What Llama 3 divides rotary frequency i by: 1 for short waves, 8 for long, a ramp between, for a
+ * model trained on 64 positions. */
+static float llama3_factor(int i, int head_size) {
+    double factor = 8, low = 1, high = 4, old_context = 64;
+    double wave = 2 * 3.14159265358979323846 * pow(10000.0, 2.0 * i / head_size);
+    if (wave < old_context / high) return 1;
+    if (wave > old_context / low) return (float)factor;
+    double smooth = (old_context / wave - low) / (high - low);
+    return (float)(1 / ((1 - smooth) / factor + smooth));
+}
+
+static float vector_value(const tensor *t, uint64_t seed, uint64_t i) {
+    switch (t->kind) {
+    case NORM: return 1 + uniform(draw(seed, i)) * 0.125f;
+    case BIAS: return uniform(draw(seed, i)) * 0.5f;
+    case FACTORS: return llama3_factor((int)i, (int)t->cols * 2);
+    default: return uniform(draw(seed, i)) * ldexpf(1, 1 - t->e);
+    }
+}
+
+static void block_bytes(const tensor *t, uint64_t seed, uint64_t b, unsigned char *out) {
+    const block_type *k = t->type;
+    uint64_t words = ((uint64_t)k->bytes + 7) / 8;
+    for (uint64_t j = 0; j < words; j++) {
+        uint64_t r = draw(seed, b * words + j);
+        for (int n = 0; n < 8; n++, r >>= 8) out[j * 8 + (uint64_t)n] = (unsigned char)r;
+    }
+    if (k->id == 8) /* no quantizer writes -128, and the sign trick of many kernels fails on it */
+        for (int i = 2; i < 34; i++) out[i] += out[i] == 0x80;
+    if (k->id == 14) /* scales of -16..15 */
+        for (int i = 192; i < 208; i++) out[i] = (unsigned char)((out[i] & 31) - 16);
+    put16(out + k->d_at, half_power(k->d_shift - t->e));
+    if (k->m_at >= 0) put16(out + k->m_at, (uint16_t)(half_power(k->m_shift - t->e) | (k->m_sign < 0 ? 0x8000 : 0)));
+}
+
+static void tensor_data(writer *w, const tensor *t, uint64_t seed) {
+    uint64_t n = t->cols * (t->rows ? t->rows : 1);
+    unsigned char block[216];
+    for (uint64_t i = 0; i < n / (uint64_t)t->type->elems; i++) {
+        uint64_t r = draw(seed, i);
+        if (t->type->id == 0) {
+            put_f32(w, vector_value(t, seed, i));
+        } else if (t->type->id == 1) { /* +-[1, 2) 2^-e */
+            put_int(w, (r & 0x83ff) | (uint64_t)(15 - t->e) << 10, 2);
+        } else if (t->type->id == 30) {
+            put_int(w, (r & 0x807f) | (uint64_t)(127 - t->e) << 7, 2);
+        } else {
+            block_bytes(t, seed, i, block);
+            put(w, block, (size_t)t->type->bytes);
+        }
+    }
+}
+
+static void write_model(writer *w, const fixture_case *c, const tensor *list, int n) {
+    put(w, "GGUF", 4);
+    put_int(w, 3, 4);
+    put_int(w, (uint64_t)n, 8);
+    put_int(w, 0, 8); /* number of keys, set below */
+    metadata(w, c);
+    uint64_t offset = 0;
+    for (int i = 0; i < n; i++) {
+        put_text(w, list[i].name);
+        put_int(w, list[i].rows ? 2 : 1, 4);
+        put_int(w, list[i].cols, 8);
+        if (list[i].rows) put_int(w, list[i].rows, 8);
+        put_int(w, list[i].type->id, 4);
+        put_int(w, offset, 8);
+        offset += (tensor_bytes(&list[i]) + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    for (int i = 0; i < n; i++) {
+        pad(w);
+        tensor_data(w, &list[i], hash_text(hash_text(0xcbf29ce484222325ull, c->name), list[i].name));
+    }
+    pad(w);
+    fseek(w->f, 16, SEEK_SET);
+    put_int(w, w->n_kv, 8);
+}
+
+int fixture_write(const fixture_case *c, const char *path) {
+    int rc = -1;
+    writer w = {0};
+    tensor *list = malloc(sizeof *list * (size_t)(c->layers * 16 + 8));
+    if (!list) return -1;
+    w.f = fopen(path, "wb");
+    if (!w.f) goto no_file;
+    write_model(&w, c, list, all_tensors(c, list));
+    rc = ferror(w.f) ? -1 : 0;
+    if (fclose(w.f)) rc = -1;
+no_file:
+    if (rc) perror(path);
+    free(list);
+    return rc;
+}
+
+/* --------------------------------------------------------------------------------- the list */
+
+/* What would make write_model produce nonsense: an unknown type, or rows that are not whole blocks. */
+static int case_is_sound(const fixture_case *c) {
+    const block_type *m = type_named(c->type), *a = strcmp(c->alt, "-") ? type_named(c->alt) : m;
+    return m && a && c->layers > 0 && c->layers < 100 && c->vocab >= 258 && c->vocab <= 513 &&
+           c->width % m->elems == 0 && c->width % a->elems == 0 && c->heads * c->head_size % m->elems == 0 &&
+           c->feed_forward % a->elems == 0 && c->heads % c->kv_heads == 0 && c->head_size % 2 == 0;
+}
+
+int fixture_next(FILE *file, fixture_case *out) {
+    char line[256];
+    while (fgets(line, sizeof line, file)) {
+        if (line[0] == '#' || line[0] == '\n') continue;
+        int n = sscanf(line, "%31s %7s %7s %d %d %d %d %d %d %d %d %d %7s", out->name, out->type, out->alt,
+                       &out->layers, &out->width, &out->heads, &out->kv_heads, &out->head_size, &out->feed_forward,
+                       &out->vocab, &out->tied, &out->bias, out->rope);
+        if (n == 13 && case_is_sound(out)) return 1;
+        fprintf(stderr, "fixture: reading cases: bad line: %s", line);
+        return -1;
+    }
+    return 0;
+}
+
+int fixture_find(const char *cases_path, const char *name, fixture_case *out) {
+    int found;
+    FILE *f = fopen(cases_path, "r");
+    if (!f) {
+        perror(cases_path);
+        return -1;
+    }
+    do { found = fixture_next(f, out); } while (found == 1 && strcmp(out->name, name));
+    fclose(f);
+    if (found == 0) fprintf(stderr, "fixture: %s: no case called %s\n", cases_path, name);
+    return found == 1 ? 0 : -1;
+}
+
+#ifdef FIXTURE_MAIN
+static int list_cases(const char *path) {
+    fixture_case c;
+    int found = -1;
+    FILE *f = fopen(path, "r");
+    if (!f) {
+        perror(path);
+        return 3;
+    }
+    while ((found = fixture_next(f, &c)) == 1) puts(c.name);
+    fclose(f);
+    return found ? 3 : 0;
+}
+
+int main(int argc, char **argv) {
+    fixture_case c;
+    if (argc == 2) return list_cases(argv[1]);
+    if (argc == 4) return fixture_find(argv[1], argv[2], &c) || fixture_write(&c, argv[3]) ? 3 : 0;
+    fprintf(stderr, "usage: fixture CASES [NAME OUT]\n");
+    return 2;
+}
+#endif

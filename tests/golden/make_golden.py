@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Compute the golden logits of the models in cases.txt with `transformers`.
+
+    python3 tests/golden/make_golden.py                  all cases, into tests/golden/logits/
+    python3 tests/golden/make_golden.py h9k3-q8_0 ...    some
+
+The reference is independent of sheaf and of llama.cpp: `LlamaForCausalLM` in f32, fed with what
+the `gguf` package reads and dequantizes from the file that fixture.c wrote. So a quantized case
+has the logits of its dequantized weights with f32 activations, and a runtime that rounds
+activations to 8 bits stays within the bound of the case list (NMSE <= 1e-3), not at zero.
+
+README.md beside this file describes the output. Versions are pinned in tests/requirements.txt.
+"""
+
+import argparse
+import pathlib
+import subprocess
+import tempfile
+
+import gguf
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+HERE = pathlib.Path(__file__).resolve().parent
+TOKENS = 32  # of the fixed sequence
+KEPT = 4  # last positions whose logits are kept
+GREEDY = 32  # tokens generated after the sequence
+FIELDS = "name type alt layers width heads kv_heads head_size ff vocab tied bias rope".split()
+
+
+def read_cases() -> list[dict]:
+    lines = (HERE / "cases.txt").read_text().splitlines()
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    return [dict(zip(FIELDS, (int(v) if v.isdigit() else v for v in row))) for row in rows]
+
+
+def build_fixture(folder: pathlib.Path) -> pathlib.Path:
+    program = folder / "fixture"
+    subprocess.run(["cc", "-std=c17", "-O2", "-DFIXTURE_MAIN", HERE / "fixture.c", "-o", program, "-lm"], check=True)
+    return program
+
+
+def rope_parameters(kind: str) -> dict:
+    """What cases.txt's rope names mean, in transformers' words. fixture.c says it in GGUF's."""
+    base = {"rope_type": "default", "rope_theta": 10000.0}
+    stretch = {"factor": 4.0, "original_max_position_embeddings": 64}
+    if kind == "linear":
+        return base | {"rope_type": "linear", "factor": 4.0}
+    if kind == "yarn":
+        return base | {"rope_type": "yarn"} | stretch
+    if kind == "llama3":
+        return base | {"rope_type": "llama3"} | stretch | {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return base
+
+
+def config_of(c: dict) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=c["vocab"],
+        hidden_size=c["width"],
+        intermediate_size=c["ff"],
+        num_hidden_layers=c["layers"],
+        num_attention_heads=c["heads"],
+        num_key_value_heads=c["kv_heads"],
+        head_dim=c["head_size"],
+        rms_norm_eps=1e-5,
+        max_position_embeddings=256,
+        tie_word_embeddings=bool(c["tied"]),
+        attention_bias=bool(c["bias"]),
+        mlp_bias=bool(c["bias"]),
+        rope_parameters=rope_parameters(c["rope"]),
+        attn_implementation="eager",
+        dtype="float32",
+    )
+
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def half_rotation(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Q and K rows from GGUF's order to transformers'.
+
+    GGUF's llama rotates neighbours (0 1)(2 3)..., transformers rotates halves (0 16)(1 17)...
+    Within each head the even rows come first, then the odd ones.
+    """
+    shape = rows.shape
+    return rows.reshape(heads, shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(shape)
+
+
+def load(path: pathlib.Path, c: dict) -> LlamaForCausalLM:
+    state = {}
+    for t in gguf.GGUFReader(path).tensors:
+        *layer, name, suffix = t.name.split(".")
+        if name == "rope_freqs":
+            continue  # transformers computes its own from the config; that they agree is part of the test
+        data = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
+        if name in ("attn_q", "attn_k"):
+            data = half_rotation(data, c["heads"] if name == "attn_q" else c["kv_heads"])
+        prefix = f"model.layers.{layer[1]}." if layer else ""
+        state[f"{prefix}{NAMES[name]}.{suffix}"] = torch.from_numpy(data.copy())
+    model = LlamaForCausalLM(config_of(c)).eval()
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and set(missing) <= ({"lm_head.weight"} if c["tied"] else set()), (missing, unexpected)
+    model.tie_weights()
+    return model
+
+
+def tokens_of(c: dict) -> list[int]:
+    """A fixed sequence over the whole vocabulary, without the end marker 0."""
+    rng = np.random.Generator(np.random.PCG64(list(c["name"].encode())))
+    return rng.integers(1, c["vocab"], TOKENS).tolist()
+
+
+@torch.no_grad()
+def compute(model: LlamaForCausalLM, tokens: list[int]) -> tuple:
+    """(logits of the last KEPT positions, greedy continuation, gap of the two best logits at each)."""
+    logits = model(torch.tensor([tokens])).logits[0, -KEPT:]
+    ids, gaps = list(tokens), []
+    for _ in range(GREEDY):  # the whole prefix again each time: slow, and no cache to be wrong
+        best = model(torch.tensor([ids])).logits[0, -1].topk(2)
+        gaps.append((best.values[0] - best.values[1]).item())
+        ids.append(int(best.indices[0]))
+    return logits.numpy(), ids[len(tokens):], gaps
+
+
+def write(path: pathlib.Path, name: str, tokens: list, logits: np.ndarray, greedy: list, gaps: list) -> None:
+    out = [f"# python3 tests/golden/make_golden.py {name}"]
+    out.append(f"tokens {len(tokens)} " + " ".join(map(str, tokens)))
+    for i, row in enumerate(logits):
+        out.append(f"logits {len(tokens) - KEPT + i} {len(row)}")
+        out += [" ".join(f"{v:.8g}" for v in row[k : k + 8]) for k in range(0, len(row), 8)]
+    out.append(f"greedy {len(greedy)} " + " ".join(map(str, greedy)))
+    out.append(f"gaps {len(gaps)} " + " ".join(f"{g:.4f}" for g in gaps))
+    path.write_text("\n".join(out) + "\n")
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("cases", nargs="*", help="names; all without")
+    p.add_argument("--out", type=pathlib.Path, default=HERE / "logits")
+    p.add_argument("--keep", type=pathlib.Path, help="folder that keeps the models")
+    args = p.parse_args()
+    torch.set_num_threads(1)  # one order of addition
+    args.out.mkdir(exist_ok=True)
+    cases = [c for c in read_cases() if not args.cases or c["name"] in args.cases]
+    if not cases:
+        p.error("no such case")
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        folder = args.keep or scratch
+        folder.mkdir(exist_ok=True)
+        fixture = build_fixture(scratch)
+        for c in cases:
+            path = folder / f"{c['name']}.gguf"
+            subprocess.run([fixture, HERE / "cases.txt", c["name"], path], check=True)
+            tokens = tokens_of(c)
+            logits, greedy, gaps = compute(load(path, c), tokens)
+            write(args.out / f"{c['name']}.txt", c["name"], tokens, logits, greedy, gaps)
+            print(f"{c['name']:16s} spread of logits {logits.std():.3f}, least gap {min(gaps):.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
