@@ -27,6 +27,10 @@ typedef enum sheaf_gguf_type {
 
 typedef struct sheaf_str { const char *s; size_t n; } sheaf_str; /* not NUL-terminated */
 
+/* A file's string as one printable line in buf[n]: what is not well-formed UTF-8, controls and
+ * backslashes are escaped (\xNN, \n, \t, \\); cut with "..." when it does not fit. Returns buf. */
+SHEAF_API char *sheaf_str_text(sheaf_str t, char *buf, size_t n);
+
 typedef struct sheaf_gguf_tensor {
     sheaf_str name;
     sheaf_type type;
@@ -86,6 +90,8 @@ SHEAF_API sheaf_status sheaf_gguf_read(const sheaf_gguf *g, const sheaf_gguf_ten
 /* Maps all shards read-only (once; kept until close). The address of a tensor's bytes in the map.
  * A file that shrinks afterwards is detected at load (size compared again), not at use. */
 SHEAF_API sheaf_status sheaf_gguf_map(sheaf_gguf *g);
+/* SHEAF_E_IO when a file is no longer as long as it was at open: asked once more after loading. */
+SHEAF_API sheaf_status sheaf_gguf_unchanged(const sheaf_gguf *g);
 SHEAF_API const void *sheaf_gguf_mapped(const sheaf_gguf *g, const sheaf_gguf_tensor *t); /* NULL if not mapped */
 SHEAF_API void sheaf_gguf_mapping(const sheaf_gguf *g, int shard, const void **base, size_t *size);
 

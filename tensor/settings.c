@@ -1,0 +1,100 @@
+/* The environment's settings, read once.
+ *
+ * Owns: the values, and the text of the first variable that did not parse. The only file of the
+ * library that calls getenv. Does not know options of the command line: those win, in launch/. */
+#include "tensor/settings.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    ROW_COUNT = 0
+#define X(field, env, kind, def, lo, hi, help) +1
+    SHEAF_SETTINGS_TABLE(X)
+#undef X
+};
+
+/* Room for any 64-bit number in decimal: rows print their value without allocating. */
+enum { NUMBER_MAX = 24 };
+
+static sheaf_settings_values values;
+static char numbers[ROW_COUNT][NUMBER_MAX];
+static const char *shown[ROW_COUNT];
+static sheaf_error_box bad;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* A variable that is set but empty counts as not set: shells make such ones easily. */
+static const char *given(const char *env) {
+    const char *v = getenv(env);
+    return v && v[0] ? v : NULL;
+}
+
+static int64_t read_int(int row, const char *env, const char *def, int64_t lo, int64_t hi) {
+    int64_t fallback = strtoll(def, NULL, 10), value = fallback;
+    const char *v = given(env);
+    if (v) {
+        char *end;
+        errno = 0;
+        long long n = strtoll(v, &end, 10);
+        if (errno || *end || n < lo || n > hi) {
+            if (!bad.status) {
+                sheaf_fail(SHEAF_E_ARGUMENT, "%s=%s: want a whole number from %lld to %lld", env, v, (long long)lo,
+                           (long long)hi);
+                sheaf_error_save(&bad, SHEAF_E_ARGUMENT);
+            }
+        } else {
+            value = n;
+        }
+    }
+    snprintf(numbers[row], NUMBER_MAX, "%lld", (long long)value);
+    shown[row] = numbers[row];
+    return value;
+}
+
+static const char *read_str(int row, const char *env, const char *def, int64_t lo, int64_t hi) {
+    (void)lo, (void)hi;
+    const char *v = given(env);
+    shown[row] = v ? v : def;
+    return shown[row];
+}
+
+static void read_all(void) {
+    sheaf_error_box before; /* reading settings must not disturb the caller's error text */
+    sheaf_error_save(&before, SHEAF_OK);
+    int row = 0;
+#define SHEAF_READ_INT                         read_int
+#define SHEAF_READ_STR                         read_str
+#define X(field, env, kind, def, lo, hi, help) values.field = SHEAF_READ_##kind(row++, env, def, lo, hi);
+    SHEAF_SETTINGS_TABLE(X)
+#undef X
+    sheaf_error_restore(&before);
+}
+
+const sheaf_settings_values *sheaf_settings(void) {
+    pthread_once(&once, read_all);
+    return &values;
+}
+
+sheaf_status sheaf_settings_error(void) {
+    sheaf_settings();
+    return bad.status ? sheaf_error_restore(&bad) : SHEAF_OK;
+}
+
+bool sheaf_settings_row(int i, const char **name, const char **value, const char **def, const char **help) {
+    static const struct {
+        const char *name, *def, *help;
+    } rows[ROW_COUNT] = {
+#define X(field, env, kind, default_text, lo, hi, help_text) {env, default_text, help_text},
+        SHEAF_SETTINGS_TABLE(X)
+#undef X
+    };
+    if (i < 0 || i >= ROW_COUNT) return false;
+    sheaf_settings();
+    *name = rows[i].name;
+    *value = shown[i];
+    *def = rows[i].def;
+    *help = rows[i].help;
+    return true;
+}
