@@ -309,6 +309,10 @@ typedef struct sheaf_graph {
 SHEAF_API sheaf_status sheaf_graph_new(sheaf_arena *a, int32_t capacity, sheaf_graph **out);
 /* Adds `t` and all it needs, dependencies first (iterative: no recursion on input depth). */
 SHEAF_API sheaf_status sheaf_graph_expand(sheaf_graph *g, sheaf_tensor *t);
+/* Appends `t` as it is, without its dependencies: for rooms that cut graphs into pieces (sched/, meta/). What
+ * another piece computed is a leaf here, whatever its op. Order is the caller's affair. */
+SHEAF_API sheaf_status sheaf_graph_add_node(sheaf_graph *g, sheaf_tensor *t);
+SHEAF_API sheaf_status sheaf_graph_add_leaf(sheaf_graph *g, sheaf_tensor *t);
 /* Numbers all tensors (index), counts uses, and computes shape_id as a hash over the structure.
  * Call after the last expand; a graph that is edited afterwards must be sealed again. */
 SHEAF_API sheaf_status sheaf_graph_seal(sheaf_graph *g);
