@@ -165,6 +165,7 @@ typedef union sheaf_params {
     } attention;
     struct { int32_t dim; } concat;
     struct { float value; } fill;
+    struct { int32_t id_first; } rows;                          /* get_rows, set_rows: id of the table's row 0 (a shard of a cut table); ids outside are skipped */
 } sheaf_params;
 
 /* --- the tensor ------------------------------------------------------------------------------- */
@@ -185,7 +186,7 @@ struct sheaf_tensor {
     sheaf_type type;
     sheaf_op op;
     uint32_t flags;
-    int32_t index;               /* slot in the graph that was expanded last (leafs first); -1 outside */
+    int32_t index;               /* slot in the graph that was sealed last (leafs first); -1 outside */
     int64_t ne[SHEAF_MAX_DIMS];  /* elements */
     size_t nb[SHEAF_MAX_DIMS];   /* bytes from one index to the next; nb[0] of a block type is a block */
     sheaf_params params;
@@ -313,6 +314,9 @@ SHEAF_API sheaf_status sheaf_graph_expand(sheaf_graph *g, sheaf_tensor *t);
  * another piece computed is a leaf here, whatever its op. Order is the caller's affair. */
 SHEAF_API sheaf_status sheaf_graph_add_node(sheaf_graph *g, sheaf_tensor *t);
 SHEAF_API sheaf_status sheaf_graph_add_leaf(sheaf_graph *g, sheaf_tensor *t);
+/* Appends `t` alone, without its sources: for whoever writes a part of another graph, or a shard's own
+ * graph, in an order already known. A leaf may then be a tensor that another graph computes. */
+SHEAF_API sheaf_status sheaf_graph_add(sheaf_graph *g, sheaf_tensor *t, bool as_leaf);
 /* Numbers all tensors (index), counts uses, and computes shape_id as a hash over the structure.
  * Call after the last expand; a graph that is edited afterwards must be sealed again. */
 SHEAF_API sheaf_status sheaf_graph_seal(sheaf_graph *g);
