@@ -48,6 +48,12 @@ typedef struct sheaf_caps {
     bool host_memory;       /* its buffers are host memory: a host address may be read directly */
 } sheaf_caps;
 
+/* Row kernels on host memory whose bits are those of the device's own ops, for work that others do on its
+ * queue (the epilogue of a sum). Rows of n contiguous f32; weight may be NULL. */
+typedef struct sheaf_row_kernels {
+    void (*rms_norm)(float *out, const float *x, const float *weight, int64_t n, float eps);
+} sheaf_row_kernels;
+
 typedef struct sheaf_device_iface {
     void (*free)(sheaf_device *d);
     /* Total and free bytes usable for buffers. */
@@ -57,6 +63,7 @@ typedef struct sheaf_device_iface {
     bool (*wants_offload)(sheaf_device *d, const sheaf_tensor *node);          /* NULL: never */
     sheaf_status (*backend_new)(sheaf_device *d, sheaf_backend **out);
     sheaf_status (*buffer_from_host_ptr)(sheaf_device *d, void *p, size_t size, sheaf_buffer **out); /* NULL: not supported */
+    const sheaf_row_kernels *(*row_kernels)(sheaf_device *d); /* NULL: the device's memory is not the host's */
 } sheaf_device_iface;
 
 struct sheaf_device {
@@ -152,6 +159,11 @@ typedef struct sheaf_queue_iface {
 struct sheaf_queue {
     const sheaf_queue_iface *iface;
     sheaf_device *device;
+    /* Called by the queue's worker once, when it keeps its first failure and before anything later is
+     * skipped, with the failure's text as that thread's error text: whoever waits for this queue's part of a
+     * collective learns at once that it will not come. NULL: nobody asked. Set while the queue is idle. */
+    void (*on_failure)(void *ctx, sheaf_status s);
+    void *on_failure_ctx;
 };
 
 struct sheaf_event { const struct sheaf_event_iface *iface; sheaf_device *device; };

@@ -56,7 +56,7 @@ typedef enum sheaf_comm_kind {
     SHEAF_COMM_ALLREDUCE, /* out = sum over devices of in */
     SHEAF_COMM_ALLGATHER, /* every device's pieces to all; shares uneven, some empty */
     SHEAF_COMM_BROADCAST,
-    SHEAF_COMM_SEND,
+    SHEAF_COMM_SEND, /* posted by one device only, as its RECV is by the peer; matched in order per pair */
     SHEAF_COMM_RECV,
     SHEAF_COMM_BARRIER,
 } sheaf_comm_kind;
@@ -79,12 +79,13 @@ typedef struct sheaf_comm_desc {
     const int64_t *share;   /* ALLGATHER: elements per row on each world device; copied */
     sheaf_comm_epilogue epilogue;
     uint64_t empty;         /* world devices whose addend is not computed: they contribute true zeros */
+    bool staged;            /* ALLREDUCE: every post's `in` is one of sheaf_comm_staging's slots: one meeting less */
     const char *name;       /* tensor, for reports; copied */
 } sheaf_comm_desc;
 
 typedef struct sheaf_comm_args {
     const void *in;         /* this device's addend or compact shard; NULL if it contributes nothing */
-    void *out;
+    void *out;              /* overlaps no device's `in`; may be `residual` itself */
     int64_t rows;
     const void *residual;   /* epilogue.add: F32, same shape as out */
     const void *norm_weight;/* epilogue.norm: F32 {row} */
@@ -101,18 +102,26 @@ SHEAF_API int sheaf_comm_first(const sheaf_comm *c);   /* world number of local 
 
 /* Memory that the engine likes addends to lie in (the shared segment): two slots a device, used in
  * turn, because a peer may still read slot k while slot k^1 is written; after the next collective of
- * this communicator completes, slot k is free again. Grows to `bytes` (SHEAF_E_NO_MEMORY/_NO_SPACE);
- * call before posting, when nothing is in flight. */
+ * this communicator completes, slot k is free again. So two staged posts that follow each other use
+ * different slots, also from the end of one run of a plan to the start of the next (any op that is not
+ * staged between them frees both); a post that breaks this is SHEAF_E_ARGUMENT. Grows to `bytes`
+ * (SHEAF_E_NO_MEMORY/_NO_SPACE); call before posting, when nothing is in flight. */
 SHEAF_API sheaf_status sheaf_comm_reserve_staging(sheaf_comm *c, size_t bytes);
 SHEAF_API void *sheaf_comm_staging(const sheaf_comm *c, int i, int slot);
 
 SHEAF_API sheaf_status sheaf_comm_compile(sheaf_comm *c, const sheaf_comm_desc *d, sheaf_comm_op **out);
 SHEAF_API void sheaf_comm_op_free(sheaf_comm_op *op);
-/* `args` is copied into the op's slot for device i: one post in flight per (op, device). No allocation, no lock. */
+/* `args` is copied into the op's slot for device i. At most SHEAF_COMM_IN_FLIGHT posts of one op by one device
+ * wait or run at a time (beyond: SHEAF_E_RANGE). One thread posts. No allocation, no lock. */
+enum { SHEAF_COMM_IN_FLIGHT = 4 };
 SHEAF_API sheaf_status sheaf_comm_post(sheaf_comm_op *op, int i, sheaf_queue *q, const sheaf_comm_args *args);
+/* Posts of local device i come through q: when q fails, or skips what follows a failure, every other
+ * member fails at once naming device i, instead of after the timeout. Call while q is idle. */
+SHEAF_API void sheaf_comm_attach(sheaf_comm *c, int i, sheaf_queue *q);
 /* Makes every waiting and later post fail with SHEAF_E_CANCELLED until _reset; any thread. */
 SHEAF_API void sheaf_comm_cancel(sheaf_comm *c);
-SHEAF_API sheaf_status sheaf_comm_reset(sheaf_comm *c); /* nothing in flight */
+/* Forgets a failure. Nothing in flight; collective over ranks. */
+SHEAF_API sheaf_status sheaf_comm_reset(sheaf_comm *c);
 
 typedef struct sheaf_comm_stats { uint64_t posts, bytes, wait_ns, reduce_ns; } sheaf_comm_stats;
 SHEAF_API sheaf_comm_stats sheaf_comm_stats_of(const sheaf_comm *c, int i);

@@ -18,7 +18,7 @@ extern "C" {
     X(spin_us, "SHEAF_SPIN_US", INT, "50", 0, 1000000, "microseconds a thread spins before it sleeps")                 \
     X(sched_debug, "SHEAF_SCHED_DEBUG", INT, "0", 0, 2, "1: print splits, 2: print every node with its cause")         \
     X(sched_debug_realloc, "SHEAF_SCHED_DEBUG_REALLOC", INT, "0", 0, 2, "1: an unexplained reallocation is an error")  \
-    X(allreduce, "SHEAF_ALLREDUCE", STR, "", 0, 0, "pin the collective engine: shm, peer, mpi, hier")                  \
+    X(allreduce, "SHEAF_ALLREDUCE", STR, "", 0, 0, "pin the collective engine: shm, peer, ring, mpi, hier")                  \
     X(comm_timeout_ms, "SHEAF_COMM_TIMEOUT_MS", INT, "30000", 1, 86400000, "a collective that takes longer fails and names the peer") \
     X(cgroup_root, "SHEAF_CGROUP_ROOT", STR, "/sys/fs/cgroup", 0, 0, "where cgroup quotas are read (tests)")           \
     X(topology, "SHEAF_TOPOLOGY", STR, "", 0, 0, "a synthetic hwloc topology to plan for (tests); binding is then off") \
@@ -39,6 +39,10 @@ SHEAF_API const sheaf_settings_values *sheaf_settings(void);
 SHEAF_API sheaf_status sheaf_settings_error(void);
 /* Rows for --help-env: returns false past the end. */
 SHEAF_API bool sheaf_settings_row(int i, const char **name, const char **value, const char **def, const char **help);
+
+/* How many ranks a launcher's environment (Open MPI, PMIx, PMI) says this process is one of: -1 when there
+ * is no launcher, 0 when there is one that does not say how many. */
+SHEAF_API int sheaf_settings_launcher_ranks(void);
 
 #ifdef __cplusplus
 }
