@@ -179,6 +179,7 @@ enum sheaf_tensor_flag {
     SHEAF_FLAG_OUTPUT = 1 << 1,  /* the caller reads it after; its memory is never reused */
     SHEAF_FLAG_WEIGHT = 1 << 2,  /* a parameter of the model */
     SHEAF_FLAG_STATE = 1 << 3,   /* lives from compute to compute and is written by the graph (KV) */
+    SHEAF_FLAG_EXPORT = 1 << 5,  /* the scheduler: read outside the piece that computes it */
     SHEAF_FLAG_EMPTY = 1 << 4,   /* a shard with no elements, or one that contributes zeros */
 };
 
