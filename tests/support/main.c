@@ -10,7 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-int main(int argc, char **argv) {
+/* Visible, because Criterion finds and replaces it by name when it starts a test's process. */
+__attribute__((visibility("default"))) int main(int argc, char **argv) {
     struct criterion_test_set *tests = criterion_initialize();
     int ok = criterion_handle_args(argc, argv, true);
     if (ok) {
