@@ -32,7 +32,7 @@ static size_t escape(uint8_t byte, char piece[8]) {
 char *sheaf_str_text(sheaf_str t, char *buf, size_t n) {
     enum { ELLIPSIS = 3 };
     const uint8_t *p = (const uint8_t *)t.s;
-    size_t at = 0;
+    size_t at = 0, cut = 0; /* cut: the last border that leaves room for "..." */
     if (n == 0) return buf;
     for (size_t i = 0; i < t.n;) {
         char piece[8];
@@ -43,10 +43,9 @@ char *sheaf_str_text(sheaf_str t, char *buf, size_t n) {
         } else {
             memcpy(piece, p + i, used);
         }
-        /* The last piece may use the room that "..." would need. */
-        bool last = i + used == t.n;
-        if (at + length + (last ? 0 : ELLIPSIS) + 1 > n) {
-            for (int d = 0; d < ELLIPSIS && at + 1 < n; d++) buf[at++] = '.';
+        if (at + ELLIPSIS + 1 <= n) cut = at;
+        if (at + length + 1 > n) {
+            for (at = cut; at < cut + ELLIPSIS && at + 1 < n; at++) buf[at] = '.';
             break;
         }
         memcpy(buf + at, piece, length);
