@@ -56,8 +56,18 @@ SHEAF_API sheaf_status sheaf_layout_slice(sheaf_arena *a, const sheaf_layout *l,
 /* Every length times num/den; SHEAF_E_SHAPE if a border does not come out whole. */
 SHEAF_API sheaf_status sheaf_layout_scale(sheaf_arena *a, const sheaf_layout *l, int64_t num, int64_t den, sheaf_layout *out);
 SHEAF_API sheaf_layout sheaf_layout_on_axis(const sheaf_layout *l, int axis);  /* same runs along another dimension */
-/* Run borders of both: out's runs lie inside runs of x and of y; devices of x. */
-SHEAF_API sheaf_status sheaf_layout_refine(sheaf_arena *a, const sheaf_layout *x, const sheaf_layout *y, int n_devices, sheaf_layout *out);
+/* Run borders of both: out's runs lie inside runs of x and of y; devices of x. Not merged, so only for
+ * walking two layouts side by side. Both must be AXIS of one length. */
+SHEAF_API sheaf_status sheaf_layout_refine(sheaf_arena *a, const sheaf_layout *x, const sheaf_layout *y, sheaf_layout *out);
+/* The same with each run on its first device only: every element exactly once. */
+SHEAF_API sheaf_status sheaf_layout_single(sheaf_arena *a, const sheaf_layout *l, int n_devices, sheaf_layout *out);
+SHEAF_API bool sheaf_layout_is_single(const sheaf_layout *l); /* AXIS with each run on exactly one device */
+/* x's runs, then y's, along one axis (concat, fused parts). */
+SHEAF_API sheaf_status sheaf_layout_join(sheaf_arena *a, const sheaf_layout *x, const sheaf_layout *y, int n_devices, sheaf_layout *out);
+/* If device holds exactly one unbroken stretch of the cut dimension (or all of it): its first element and
+ * length; an empty stretch if it holds nothing; false if it holds several. */
+SHEAF_API bool sheaf_layout_stretch(const sheaf_layout *l, int device, int64_t whole, int64_t *first, int64_t *length);
+SHEAF_API sheaf_device_set sheaf_all_devices(int n_devices);
 /* Does every device hold in `have` all that it holds in `need` (same axis and length)? */
 SHEAF_API bool sheaf_layout_covers(const sheaf_layout *have, const sheaf_layout *need, int n_devices);
 /* Offset of global element `i` of the cut dimension in device's compact shard; -1 if it has none. */
@@ -68,11 +78,15 @@ SHEAF_API uint64_t sheaf_layout_hash(const sheaf_layout *l);
 
 /* A walk over the pieces of a tensor that one device holds: for set/get/copies of any layout there is
  * one piece of segment arithmetic, this. A piece is a byte range of the *global* contiguous tensor and
- * where it lies in the device's contiguous shard. */
+ * where it lies in the device's contiguous shard. Pieces come in ascending order of both. */
 typedef struct sheaf_piece { size_t global, local, bytes; } sheaf_piece;
 typedef struct sheaf_pieces { /* state of the walk; opaque */
-    const sheaf_layout *layout; int device; size_t unit, run_bytes_global, run_bytes_local; int64_t outer, n_outer;
-    int run; size_t at_global, at_local, begin, end;
+    const sheaf_layout *layout; int device;
+    size_t unit, unit_elements;            /* bytes of `unit_elements` of the cut dimension */
+    size_t period, local_period;           /* bytes from one index above the cut dimension to the next */
+    size_t begin, end;                     /* global range asked for */
+    size_t global0, local0;                /* where the current period starts */
+    size_t at_global, at_local; int run;   /* inside the period */
 } sheaf_pieces;
 /* Pieces of device's shard inside global bytes [offset, offset+size) of contiguous tensor (type, ne). */
 SHEAF_API void sheaf_pieces_begin(sheaf_pieces *w, const sheaf_layout *l, int device, sheaf_type type, const int64_t ne[4], size_t offset, size_t size);
@@ -88,28 +102,42 @@ typedef enum sheaf_lowering {
     SHEAF_LOWER_ARGMAX,      /* local best -> gather -> merge */
 } sheaf_lowering;
 
+/* What the caller can do with a rule's answer. */
+typedef struct sheaf_rule_env {
+    int32_t n_devices;
+    uint32_t lowerings;      /* bit (1 << SHEAF_LOWER_X): the caller implements it; without, the rule gathers */
+    bool reorder_sums;       /* may a float sum be cut where that changes its order of addition? false: same bits for every N (M11) */
+} sheaf_rule_env;
+
 typedef struct sheaf_rule_result {
     sheaf_layout result;
     sheaf_layout want[SHEAF_MAX_SRC]; /* what each source must first become; equal to what it is: nothing to do */
     bool reshard[SHEAF_MAX_SRC];      /* want differs from have */
+    sheaf_layout want_root;           /* the same for the root of header ops and in-place writers */
+    bool reshard_root;
+    bool linear;                      /* a PARTIAL source was asked to be summed, but op-then-sum equals sum-then-op: the sum may be delayed */
     bool writes_all_holders;          /* set_rows/cpy/fill into replicated runs */
     sheaf_lowering lowering;
     const char *rule;                 /* name of the row that fired, for --explain */
 } sheaf_rule_result;
 
 /* The rule table, one row per op, complete by construction. `src[i]` is the layout of node->src[i]
- * (PARTIAL where it is not summed yet: the rule decides whether the op may run on addends).
- * `root` is the layout of node->view_src for header ops and in-place writers. Never aborts: where no
- * row fits, `want` asks for a form that does (reshard). Errors only for broken nodes. */
-SHEAF_API sheaf_status sheaf_rule_apply(sheaf_arena *a, const sheaf_tensor *node, const sheaf_layout *src, const sheaf_layout *root,
-                                        int n_devices, sheaf_rule_result *out);
+ * (PARTIAL where it is not summed yet: the rule asks for the sum unless the op runs on addends).
+ * `root` is the layout of node->view_src for header ops and in-place writers, else NULL: a header op is
+ * described by its root alone, src[] is not looked at. Never aborts: where no row fits, `want` asks for
+ * a form that does (reshard). Errors only for broken nodes and an arena that is out of memory. */
+SHEAF_API sheaf_status sheaf_rule_apply(sheaf_arena *a, const sheaf_rule_env *env, const sheaf_tensor *node, const sheaf_layout *src,
+                                        const sheaf_layout *root, sheaf_rule_result *out);
+/* Name of op's row ("elementwise", "matmul"...); never NULL for an op of the table. */
+SHEAF_API const char *sheaf_rule_name(sheaf_op op);
 
 /* What one device's version of `node` looks like: its shape, strides and (for views) offset from the
- * local root, and its op parameters (head numbers, view shapes). `ne`/`nb` are those of a compact shard
- * unless the node is a view. Layouts as they are after resharding. */
+ * local root, and its op parameters (head numbers, first row of a cut table). `ne`/`nb` are those of a
+ * compact shard unless the node is a view. Layouts as they are after resharding. SHEAF_E_SHAPE where
+ * the layouts are none that sheaf_rule_apply would have let pass. */
 typedef struct sheaf_local {
-    int64_t ne[4]; size_t nb[4]; size_t view_offs; sheaf_params params; bool empty;
-    int64_t id_offset;   /* LOOKUP: subtract from ids */
+    int64_t ne[4]; size_t nb[4]; size_t view_offs; sheaf_params params;
+    bool empty;          /* no elements: nothing is computed */
 } sheaf_local;
 SHEAF_API sheaf_status sheaf_rule_local(const sheaf_tensor *node, const sheaf_layout *src, const sheaf_layout *root, const sheaf_layout *result,
                                         int device, sheaf_local *out);
@@ -122,7 +150,8 @@ SHEAF_API sheaf_status sheaf_rule_local(const sheaf_tensor *node, const sheaf_la
 typedef struct sheaf_policy sheaf_policy;
 
 typedef struct sheaf_policy_env {
-    /* Integer hyper-parameter by GGUF key with the architecture's prefix dropped ("attention.head_count"); SHEAF_E_NOT_FOUND if missing. */
+    /* Integer hyper-parameter by GGUF key with the architecture's prefix dropped ("attention.head_count"); SHEAF_E_NOT_FOUND
+     * if missing. A value that may differ by layer is asked for as "attention.head_count[3]" first, then plain. */
     sheaf_status (*get)(void *ctx, const char *key, int64_t *out);
     void *ctx;
     const float *weights;    /* n_devices shares asked for, or NULL: equal */
