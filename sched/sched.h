@@ -27,15 +27,16 @@ extern "C" {
 typedef struct sheaf_sched sheaf_sched;
 
 typedef struct sheaf_sched_options {
-    int32_t offload_min_rows;  /* batch from which a host weight's op may move to an accelerator; 0: never */
-    int32_t n_copies;          /* pipeline copies of crossing tensors (1: none) */
+    int32_t offload_min_rows; /* batch from which a host weight's op may move to an accelerator; 0: never */
+    int32_t n_copies;         /* pipeline copies of crossing tensors (1: none) */
 } sheaf_sched_options;
 
 /* Why a node is where it is; kept for every node in every build. */
-#define SHEAF_CAUSE_TABLE(X)                                                                       \
-    X(NONE, "-") X(USER, "usr") X(DST, "1.dst") X(VIEW_SRC, "1.vsrc") X(INPUT, "1.inp")            \
-    X(WEIGHT, "1.wgt") X(OFFLOAD, "1.off") X(SWEEP_ACC, "2.acc") X(SWEEP_ANY, "2.any")             \
-    X(UPGRADE, "3.upg") X(BEST, "3.best") X(SRC_VIEW, "4.vsrc") X(SRC_CUR, "4.cur") X(ALIAS, "4.alias")
+#define SHEAF_CAUSE_TABLE(X)                                                                                           \
+    X(NONE, "-")                                                                                                       \
+    X(USER, "usr") X(DST, "1.dst") X(VIEW_SRC, "1.vsrc") X(INPUT, "1.inp") X(WEIGHT, "1.wgt") X(OFFLOAD, "1.off")      \
+        X(SWEEP_ACC, "2.acc") X(SWEEP_ANY, "2.any") X(UPGRADE, "3.upg") X(BEST, "3.best") X(SRC_VIEW, "4.vsrc")        \
+            X(SRC_CUR, "4.cur") X(ALIAS, "4.alias")
 typedef enum sheaf_cause {
 #define X(name, text) SHEAF_CAUSE_##name,
     SHEAF_CAUSE_TABLE(X)
@@ -43,7 +44,8 @@ typedef enum sheaf_cause {
 } sheaf_cause;
 SHEAF_API const char *sheaf_cause_text(sheaf_cause c);
 
-SHEAF_API sheaf_status sheaf_sched_new(sheaf_backend *const *backends, int n, const sheaf_sched_options *opts, sheaf_sched **out);
+SHEAF_API sheaf_status sheaf_sched_new(sheaf_backend *const *backends, int n, const sheaf_sched_options *opts,
+                                       sheaf_sched **out);
 SHEAF_API void sheaf_sched_free(sheaf_sched *s);
 /* Pins a node of the graph that is split next; survives all passes. */
 SHEAF_API sheaf_status sheaf_sched_pin(sheaf_sched *s, const sheaf_tensor *t, int backend);
@@ -64,14 +66,15 @@ typedef sheaf_status (*sheaf_eval_see)(void *ctx, const sheaf_tensor *node);
 SHEAF_API void sheaf_sched_set_eval(sheaf_sched *s, sheaf_eval_wants wants, sheaf_eval_see see, void *ctx);
 
 typedef struct sheaf_sched_stats {
-    int32_t n_nodes, n_splits, n_copies;       /* of the last split */
+    int32_t n_nodes, n_splits, n_copies; /* of the last split */
     uint64_t splits_made, allocs, reallocs, unexplained_reallocs, computes;
-    size_t compute_bytes[16];                  /* by backend */
+    size_t compute_bytes[16]; /* by backend */
 } sheaf_sched_stats;
 SHEAF_API sheaf_sched_stats sheaf_sched_get_stats(const sheaf_sched *s);
 /* Splits with their inputs; level 2: every node with backend and cause. */
 SHEAF_API sheaf_status sheaf_sched_print(const sheaf_sched *s, int level, FILE *out);
-SHEAF_API int sheaf_sched_backend_of(const sheaf_sched *s, const sheaf_tensor *t, sheaf_cause *cause); /* of the last split; -1 */
+SHEAF_API int sheaf_sched_backend_of(const sheaf_sched *s, const sheaf_tensor *t,
+                                     sheaf_cause *cause); /* of the last split; -1 */
 /* The prepared object of the last split graph's split i (for `sheaf graph`): NULL past the end. */
 SHEAF_API const sheaf_prepared *sheaf_sched_prepared(const sheaf_sched *s, int i, sheaf_backend **backend);
 
