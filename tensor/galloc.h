@@ -46,13 +46,16 @@ SHEAF_API sheaf_status sheaf_galloc_new(const sheaf_galloc_type *types, int n_ty
 SHEAF_API void sheaf_galloc_free(sheaf_galloc *ga);
 
 /* Plans `g` (sealed) and grows the recorded sizes to hold it. `arena_of_slot[n_leafs + n_nodes]`
- * says which arena each slot's memory comes from; -1 leaves it out. Tensors that already have `data`
- * are left out too. Liveness by use count over node order; in-place reuse where the op allows; best
- * fit; a free list without a fixed number of blocks. Outputs are never reused. */
+ * says which arena each slot's memory comes from; -1 leaves it out, NULL means arena 0 for all. A view
+ * lies in its root, whatever its own entry says. Tensors that already have `data` are left out too.
+ * Liveness over node order (a root lives as long as its views); in-place reuse where the op allows;
+ * best fit; a free list without a fixed number of blocks. Outputs, and leafs that are no inputs, are
+ * never reused. On failure no plan is left, but recorded sizes stay.
+ * SHEAF_E_NO_SPACE: a tensor larger than its arena's max_size, or whose size wraps; _NO_MEMORY; _ARGUMENT. */
 SHEAF_API sheaf_status sheaf_galloc_reserve(sheaf_galloc *ga, const sheaf_graph *g, const int32_t *arena_of_slot,
                                             const sheaf_lifetime *keep, int n_keep);
-/* Gives each slot of `g` a place by the recorded plan: same number of slots, none larger than its
- * slot was. Allocates nothing. SHEAF_E_RANGE (no text is built) when the plan does not fit. */
+/* Gives each slot of `g` a place by the recorded plan: same slots, ops and wiring, nothing larger than
+ * its slot was, lifetimes asked for as they were. Allocates nothing. SHEAF_E_RANGE (no text is built) when the plan does not fit. */
 SHEAF_API sheaf_status sheaf_galloc_assign(sheaf_galloc *ga, const sheaf_graph *g, const int32_t *arena_of_slot);
 SHEAF_API sheaf_place sheaf_galloc_place(const sheaf_galloc *ga, int32_t slot);
 
