@@ -35,14 +35,14 @@ sheaf_status sheaf_galloc_new(const sheaf_galloc_type *types, int n_types, sheaf
     }
     sheaf_galloc *ga = sheaf_calloc(1, sizeof *ga);
     if (!ga) goto no_galloc;
-    ga->arenas = sheaf_calloc((size_t)n_types, sizeof *ga->arenas);
-    if (!ga->arenas) goto no_arenas;
-    ga->n_arenas = n_types;
-    for (int i = 0; i < n_types; i++) ga->arenas[i].type = types[i];
+    ga->pools = sheaf_calloc((size_t)n_types, sizeof *ga->pools);
+    if (!ga->pools) goto no_pools;
+    ga->n_pools = n_types;
+    for (int i = 0; i < n_types; i++) ga->pools[i].type = types[i];
     *out = ga;
     return SHEAF_OK;
 
-no_arenas:
+no_pools:
     sheaf_free(ga);
 no_galloc:
     return sheaf_fail(SHEAF_E_NO_MEMORY, "graph allocator: out of memory");
@@ -50,11 +50,11 @@ no_galloc:
 
 void sheaf_galloc_free(sheaf_galloc *ga) {
     if (!ga) return;
-    for (int32_t i = 0; i < ga->n_arenas; i++) {
-        for (int32_t c = 0; c < ga->arenas[i].n_chunks; c++) sheaf_freelist_free(&ga->arenas[i].chunks[c].free);
-        sheaf_free(ga->arenas[i].chunks);
+    for (int32_t i = 0; i < ga->n_pools; i++) {
+        for (int32_t c = 0; c < ga->pools[i].n_chunks; c++) sheaf_freelist_free(&ga->pools[i].chunks[c].free);
+        sheaf_free(ga->pools[i].chunks);
     }
-    sheaf_free(ga->arenas);
+    sheaf_free(ga->pools);
     sheaf_free(ga->slots);
     sheaf_free(ga->dead);
     sheaf_free(ga);
@@ -66,19 +66,19 @@ static sheaf_status no_memory(void) { return sheaf_fail(SHEAF_E_NO_MEMORY, "grap
 
 /* Bytes of `t` in this arena: never 0, so that each tensor has an address of its own (case A15).
  * False: they wrap (case C15). */
-static bool padded_size(const arena *a, const sheaf_tensor *t, size_t *size) {
+static bool padded_size(const pool *a, const sheaf_tensor *t, size_t *size) {
     size_t bytes = a->type.alloc_size ? a->type.alloc_size(a->type.ctx, t) : sheaf_nbytes(t);
     return sheaf_align_up(bytes ? bytes : 1, a->type.alignment, size) && *size <= PTRDIFF_MAX;
 }
 
 /* The most a chunk may hold, in whole alignment units. */
-static size_t chunk_limit(const arena *a) {
+static size_t chunk_limit(const pool *a) {
     size_t limit = a->type.max_size ? a->type.max_size : PTRDIFF_MAX;
     return limit & ~(a->type.alignment - 1);
 }
 
 /* Starts one more chunk of the current plan. */
-static sheaf_status use_chunk(arena *a) {
+static sheaf_status use_chunk(pool *a) {
     if (a->n_used == a->capacity) {
         int32_t capacity = a->capacity ? 2 * a->capacity : 4;
         chunk *fresh = sheaf_realloc(a->chunks, (size_t)capacity * sizeof *fresh);
@@ -97,7 +97,7 @@ static sheaf_status use_chunk(arena *a) {
 
 /* Best fit: the block that holds `size` with the least growth of its chunk, then with the least
  * bytes left over. Ties: first chunk, lowest offset, so that a plan depends on nothing but the graph. */
-static bool find_block(const arena *a, size_t size, int32_t *chunk_out, int32_t *block_out) {
+static bool find_block(const pool *a, size_t size, int32_t *chunk_out, int32_t *block_out) {
     size_t best_growth = SIZE_MAX, best_rest = SIZE_MAX;
     for (int32_t c = 0; c < a->n_used; c++) {
         const chunk *k = &a->chunks[c];
@@ -114,7 +114,7 @@ static bool find_block(const arena *a, size_t size, int32_t *chunk_out, int32_t 
     return best_growth != SIZE_MAX;
 }
 
-static sheaf_status place_new(arena *a, int32_t number, const sheaf_tensor *t, size_t size, sheaf_place *place) {
+static sheaf_status place_new(pool *a, int32_t number, const sheaf_tensor *t, size_t size, sheaf_place *place) {
     int32_t c = 0, block = 0;
     if (size > chunk_limit(a)) {
         return sheaf_fail(SHEAF_E_NO_SPACE, "graph allocator: '%s' needs %zu bytes, one allocation holds at most %zu",
@@ -135,7 +135,7 @@ static sheaf_status place_new(arena *a, int32_t number, const sheaf_tensor *t, s
 }
 
 static sheaf_status give_back(sheaf_galloc *ga, const slot *s) {
-    arena *a = &ga->arenas[s->place.arena];
+    pool *a = &ga->pools[s->place.arena];
     if (!sheaf_freelist_give(&a->chunks[s->place.chunk].free, s->place.offset, s->size)) return no_memory();
     a->live -= s->size;
     return SHEAF_OK;
@@ -246,16 +246,16 @@ static void start_plan(sheaf_galloc *ga, const sheaf_graph *g) {
                               .next_dead = -1};
     }
     for (int32_t n = 0; n < g->n_nodes; n++) ga->dead[n] = -1;
-    for (int32_t i = 0; i < ga->n_arenas; i++) {
-        ga->arenas[i].n_used = 0;
-        ga->arenas[i].live = ga->arenas[i].peak = 0;
+    for (int32_t i = 0; i < ga->n_pools; i++) {
+        ga->pools[i].n_used = 0;
+        ga->pools[i].live = ga->pools[i].peak = 0;
     }
 }
 
 /* The arena whose memory slot `i` itself needs, or -1: a view, already placed, or left out. */
 static int32_t arena_for(const sheaf_galloc *ga, const sheaf_tensor *t, const int32_t *arena_of_slot, int32_t i) {
     int32_t arena = arena_of_slot ? arena_of_slot[i] : 0;
-    if (t->view_src || t->data || arena < 0 || arena >= ga->n_arenas) return -1;
+    if (t->view_src || t->data || arena < 0 || arena >= ga->n_pools) return -1;
     return arena;
 }
 
@@ -283,12 +283,12 @@ static sheaf_status plan_slot(sheaf_galloc *ga, const sheaf_graph *g, const int3
     int32_t number = arena_for(ga, t, arena_of_slot, i);
     if (number < 0) return SHEAF_OK;
     slot *s = &ga->slots[i];
-    if (!padded_size(&ga->arenas[number], t, &s->size)) {
+    if (!padded_size(&ga->pools[number], t, &s->size)) {
         s->size = 0;
         return sheaf_fail(SHEAF_E_NO_SPACE, "graph allocator: the size of '%s' wraps", t->name);
     }
     if (!take_over(ga, g, i, number, s->size)) {
-        sheaf_status failed = place_new(&ga->arenas[number], number, t, s->size, &s->place);
+        sheaf_status failed = place_new(&ga->pools[number], number, t, s->size, &s->place);
         if (failed) return failed;
     }
     dies(ga, i, g->n_nodes);
@@ -345,8 +345,8 @@ sheaf_status sheaf_galloc_reserve(sheaf_galloc *ga, const sheaf_graph *g, const 
     if ((s = keep_alive(ga, keep, n_keep))) return s;
     if ((s = plan(ga, g, arena_of_slot))) return s;
     place_views(ga, g);
-    for (int32_t i = 0; i < ga->n_arenas; i++) {
-        arena *a = &ga->arenas[i];
+    for (int32_t i = 0; i < ga->n_pools; i++) {
+        pool *a = &ga->pools[i];
         for (int32_t c = 0; c < a->n_used; c++) {
             if (a->chunks[c].high < a->chunks[c].end) a->chunks[c].high = a->chunks[c].end;
         }
@@ -365,7 +365,7 @@ static bool fits(const sheaf_galloc *ga, const sheaf_graph *g, const int32_t *ar
     size_t size;
     if (number < 0) return s->size == 0;
     if (s->size == 0 || s->place.arena != number) return false;
-    if (!padded_size(&ga->arenas[number], t, &size) || size > s->size) return false;
+    if (!padded_size(&ga->pools[number], t, &size) || size > s->size) return false;
     return s->takes_over < 0 || sheaf_galloc_can_take_over(g, t);
 }
 
@@ -386,17 +386,15 @@ sheaf_place sheaf_galloc_place(const sheaf_galloc *ga, int32_t i) {
     return ga->slots[i].place;
 }
 
-static const arena *arena_at(const sheaf_galloc *ga, int i) {
-    return i >= 0 && i < ga->n_arenas ? &ga->arenas[i] : NULL;
-}
+static const pool *pool_at(const sheaf_galloc *ga, int i) { return i >= 0 && i < ga->n_pools ? &ga->pools[i] : NULL; }
 
 int sheaf_galloc_chunks(const sheaf_galloc *ga, int i) {
-    const arena *a = arena_at(ga, i);
+    const pool *a = pool_at(ga, i);
     return a ? a->n_chunks : 0;
 }
 
 size_t sheaf_galloc_chunk_bytes(const sheaf_galloc *ga, int i, int c) {
-    const arena *a = arena_at(ga, i);
+    const pool *a = pool_at(ga, i);
     return a && c >= 0 && c < a->n_chunks ? a->chunks[c].high : 0;
 }
 
@@ -407,7 +405,7 @@ size_t sheaf_galloc_bytes(const sheaf_galloc *ga, int i) {
 }
 
 size_t sheaf_galloc_lower_bound(const sheaf_galloc *ga, int i) {
-    const arena *a = arena_at(ga, i);
+    const pool *a = pool_at(ga, i);
     return a ? a->peak : 0;
 }
 

@@ -47,8 +47,8 @@ static bool share_bytes(const sheaf_place *x, const sheaf_place *y) {
 
 static sheaf_status check_place(const sheaf_galloc *ga, const sheaf_graph *g, int32_t i) {
     const sheaf_place *p = &ga->slots[i].place;
-    if (p->arena >= ga->n_arenas) return broken(g, i, "its arena does not exist");
-    const arena *a = &ga->arenas[p->arena];
+    if (p->arena >= ga->n_pools) return broken(g, i, "its arena does not exist");
+    const pool *a = &ga->pools[p->arena];
     if (p->chunk < 0 || p->chunk >= a->n_chunks) return broken(g, i, "its chunk does not exist");
     if (p->offset % a->type.alignment != 0) return broken(g, i, "it is not aligned");
     if (p->offset + p->size > a->chunks[p->chunk].high) return broken(g, i, "it leaves its chunk");
@@ -81,9 +81,9 @@ sheaf_status sheaf_galloc_check(const sheaf_galloc *ga, const sheaf_graph *g) {
             if ((s = check_pair(ga, g, i, j, last))) return s;
         }
     }
-    for (int32_t k = 0; k < ga->n_arenas; k++) {
-        for (int32_t c = 0; c < ga->arenas[k].n_used; c++) {
-            const char *wrong = sheaf_freelist_check(&ga->arenas[k].chunks[c].free);
+    for (int32_t k = 0; k < ga->n_pools; k++) {
+        for (int32_t c = 0; c < ga->pools[k].n_used; c++) {
+            const char *wrong = sheaf_freelist_check(&ga->pools[k].chunks[c].free);
             if (wrong)
                 return sheaf_fail(SHEAF_E_INTERNAL, "memory plan: arena %d, chunk %d: %s", (int)k, (int)c, wrong);
         }

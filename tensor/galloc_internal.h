@@ -14,12 +14,12 @@ typedef struct chunk {
     size_t high; /* bytes any plan has used: what the owner allocates */
 } chunk;
 
-typedef struct arena {
+typedef struct pool {
     sheaf_galloc_type type;
     chunk *chunks;
     int32_t n_chunks, n_used, capacity; /* ever made, of the current plan, array */
     size_t live, peak;                  /* of the current plan */
-} arena;
+} pool;
 
 /* What is known of one slot of the planned graph. */
 typedef struct slot {
@@ -33,8 +33,8 @@ typedef struct slot {
 } slot;
 
 struct sheaf_galloc {
-    arena *arenas;
-    int32_t n_arenas;
+    pool *pools;
+    int32_t n_pools;
     slot *slots;
     int32_t *dead; /* per node: first slot that dies there, or -1 */
     int32_t n_slots, slot_capacity, n_leafs, dead_capacity;
