@@ -1,3 +1,4 @@
-#include "backends/cpu/kernels_common.h"
+/* The AVX-512 level: what it puts into the table. The kernels are in kernels_avx512_*.c. */
+#include "backends/cpu/kernels_avx512.h"
 
-void cpu_kernels_avx512(cpu_kernels *t) { (void)t; }
+void cpu_kernels_avx512(cpu_kernels *t) { avx512_tiles(t); }
