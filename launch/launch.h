@@ -1,0 +1,143 @@
+/* The `sheaf` command: what its files share.
+ *
+ * main.c picks a command; options.c turns words into `options` by one table; session.c opens devices,
+ * model and context as the options say; one file per command does the rest; report.c prints what a run
+ * cost. CLI.md is the promise that all of it keeps. Nothing here is part of the library.
+ *
+ * Errors: every function returns a sheaf_status; main.c alone prints the text ("sheaf: ...", then
+ * "hint: ...") and turns the status into an exit code. stdout carries results and nothing else. */
+#ifndef SHEAF_LAUNCH_LAUNCH_H
+#define SHEAF_LAUNCH_LAUNCH_H
+
+#include <signal.h>
+#include <stdio.h>
+
+#include "models/model.h"
+
+enum { MAX_DEVICE_LISTS = 16, MAX_STOPS = 32, MAX_SHARES = SHEAF_MAX_DEVICES };
+
+typedef enum command_bit {
+    CMD_RUN = 1 << 0,
+    CMD_DEVICES = 1 << 1,
+    CMD_SPLIT = 1 << 2,
+    CMD_GRAPH = 1 << 3,
+    CMD_BENCH = 1 << 4,
+    CMD_PERPLEXITY = 1 << 5,
+    CMD_TOKENIZE = 1 << 6,
+    CMD_INSPECT = 1 << 7,
+    CMD_MODEL = CMD_RUN | CMD_SPLIT | CMD_GRAPH | CMD_BENCH | CMD_PERPLEXITY, /* loads a model on devices */
+    CMD_ALL = (1 << 8) - 1,
+} command_bit;
+
+typedef enum on_off_auto { OPT_AUTO, OPT_ON, OPT_OFF } on_off_auto;
+
+typedef struct options {
+    const char *command;
+    command_bit bit;
+    /* model and devices */
+    const char *model;
+    const char *devices[MAX_DEVICE_LISTS]; /* bench may be given several */
+    int n_devices;
+    const char *split_mode;
+    float share[MAX_SHARES];
+    int n_share;
+    const char *split_table;
+    int threads;              /* 0: by default */
+    const char *threads_list; /* bench: "1,2" */
+    const char *cpu_level;
+    bool no_mmap, force_pretokenizer;
+    int comm_timeout; /* seconds; 0: setting's */
+    /* context */
+    int n_ctx, n_batch, n_ubatch;
+    const char *type_k, *type_v;
+    on_off_auto flash_attention;
+    /* prompt and reply */
+    const char *prompt, *file, *system;
+    bool interactive, raw, escape, no_conversation, parse_special;
+    int n_predict;
+    const char *stop[MAX_STOPS];
+    int n_stop;
+    bool ignore_eos;
+    sheaf_sampler_options sampler;
+    bool seed_given;
+    const char *dump_tensors, *trace;
+    /* output */
+    bool json, jsonl, quiet, help, version, help_env;
+    int verbose;
+    /* split, graph */
+    bool memory, print_table, summary, explain, strict, dot;
+    const char *arch, *expect, *tensors;
+    int tokens;
+    /* bench */
+    const char *bench_kind;                 /* machine, collectives, kernels, scale; NULL: the model */
+    const char *n_prompt, *n_gen, *n_depth; /* lists */
+    int repetitions;
+    const char *output_format; /* md, csv, json */
+    /* perplexity */
+    int chunks;
+    const char *against, *kl_base;
+    double max_kl;
+    bool max_kl_given, kl_divergence;
+    /* tokenize */
+    bool no_bos, show;
+    const char *decode;
+    /* inspect */
+    bool check;
+    const char *positional[4];
+    int n_positional;
+} options;
+
+/* Fills *o from argv[1..]: defaults, then words. SHEAF_E_ARGUMENT with text (and hint) for what CLI.md calls usage. */
+sheaf_status options_parse(int argc, char **argv, options *o);
+void options_help(const options *o, FILE *out); /* of o->command, or of all */
+void options_help_env(FILE *out);
+const char *options_commands(void); /* "run, devices, ..." */
+/* "512" or "0,4096" -> ints; SHEAF_E_ARGUMENT naming `what`. */
+sheaf_status parse_int_list(const char *text, const char *what, int lo, int *out, int max, int *n);
+
+/* --- session: what most commands open ------------------------------------------------------------------ */
+
+typedef struct session {
+    sheaf_world *world;
+    sheaf_registry *registry;
+    sheaf_device *devices[SHEAF_MAX_DEVICES];
+    int n_devices;    /* of this process */
+    const char *list; /* as the user wrote it, or the default */
+    sheaf_model *model;
+    sheaf_context *context;
+    double load_ms;
+} session;
+
+enum session_part { SESSION_MODEL = 1, SESSION_CONTEXT = 2, SESSION_NO_DATA = 4 };
+/* Opens world, devices and, as `parts` say, model and context. On error nothing is left but what session_close frees.
+ */
+sheaf_status session_open(session *s, const options *o, const char *device_list, unsigned parts);
+void session_close(session *s);
+bool session_leads(const session *s); /* rank 0, or alone */
+/* Names of the world's devices this process drives, for printing: devices[i]->name. */
+
+/* --- commands ------------------------------------------------------------------------------------------- */
+
+sheaf_status cmd_run(const options *o);
+sheaf_status cmd_devices(const options *o);
+sheaf_status cmd_split(const options *o);
+sheaf_status cmd_graph(const options *o);
+sheaf_status cmd_bench(const options *o);
+sheaf_status cmd_perplexity(const options *o);
+sheaf_status cmd_tokenize(const options *o);
+sheaf_status cmd_inspect(const options *o);
+
+/* --- small things shared --------------------------------------------------------------------------------- */
+
+/* A whole file, or stdin for "-" or NULL; *text is malloc'd with a NUL behind n bytes. */
+sheaf_status read_text(const char *path, char **text, size_t *n);
+double now_ms(void);
+/* Read bandwidth in GB/s over a buffer of `bytes` with `threads` threads, best of several patterns; ~60 ms. */
+sheaf_status machine_read_gbs(size_t bytes, int threads, double *gbs);
+/* malloc-family calls of this process so far; -1 under sanitizers. */
+int64_t heap_calls(void);
+
+extern volatile sig_atomic_t interrupted; /* SIGINT came (run: stop; chat: end the reply) */
+extern volatile sig_atomic_t terminated;  /* SIGTERM came */
+
+#endif

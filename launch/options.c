@@ -1,0 +1,491 @@
+/* Words to options, by one table. A row says which commands take it, what kind of value follows, and what
+ * --help prints; llama.cpp's flags that mean nothing here are rows too: accepted with one note, or refused
+ * with a hint that names ours. */
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "launch/launch.h"
+#include "tensor/settings.h"
+
+typedef enum option_kind {
+    K_FLAG,  /* sets a bool */
+    K_COUNT, /* adds one to an int */
+    K_INT,
+    K_SEED,
+    K_FLOAT,
+    K_DOUBLE,
+    K_STR,
+    K_TOGGLE,  /* on|off|auto|0|1 */
+    K_DEVICES, /* appends to devices[] */
+    K_STOP,    /* appends to stop[] */
+    K_SHARES,
+    K_NOTE,       /* accepted, does nothing, says so once */
+    K_NOTE_VALUE, /* the same, and a value follows */
+    K_REFUSE,     /* exit 2 with the help text as hint */
+} option_kind;
+
+typedef struct option_row {
+    const char *names; /* "-m --model" */
+    option_kind kind;
+    unsigned commands;
+    size_t offset;
+    double lo, hi;
+    const char *value, *help;
+} option_row;
+
+#define AT(field) offsetof(options, field)
+#define GEN       (CMD_RUN)
+
+static const option_row rows[] = {
+    /* model and devices */
+    {"-m --model", K_STR, CMD_MODEL | CMD_TOKENIZE, AT(model), 0, 0, "FILE",
+     "the GGUF file (any shard of a split set)"},
+    {"--devices -dev --device", K_DEVICES, CMD_MODEL, 0, 0, 0, "LIST",
+     "KIND[:INDEX|:FIRST-LAST][/PARTS], comma separated: cpu, cpu/2, cpu:1 (bench: may be repeated)"},
+    {"-sm --split-mode", K_STR, CMD_MODEL, AT(split_mode), 0, 0, "MODE",
+     "over several devices: tensor (default), layer, none"},
+    {"-ts --tensor-split", K_SHARES, CMD_MODEL, 0, 0, 0, "A,B,...", "shares of the devices; default: equal"},
+    {"--split-table", K_STR, CMD_MODEL, AT(split_table), 0, 0, "FILE",
+     "use this split table instead of the built-in one"},
+    {"-t --threads", K_STR, CMD_MODEL | CMD_DEVICES, AT(threads_list), 0, 0, "N",
+     "threads over all CPU devices of this process; default: the physical cores that mask and quota allow (bench: a "
+     "list)"},
+    {"--cpu-level", K_STR, CMD_MODEL | CMD_DEVICES, AT(cpu_level), 0, 0, "LEVEL",
+     "force a kernel level: portable, avx2, avx512"},
+    {"--no-mmap", K_FLAG, CMD_MODEL, AT(no_mmap), 0, 0, NULL, "read the weights instead of mapping the file"},
+    {"--comm-timeout", K_INT, CMD_MODEL, AT(comm_timeout), 1, 86400, "SECONDS",
+     "a collective that takes longer fails and names the peer (30)"},
+    {"--force-pretokenizer", K_FLAG, CMD_MODEL | CMD_TOKENIZE, AT(force_pretokenizer), 0, 0, NULL,
+     "take an unknown pre-tokenizer for the default one"},
+    /* context */
+    {"-c --ctx-size", K_INT, CMD_MODEL, AT(n_ctx), 0, INT_MAX, "N", "tokens of context; 0: the model's"},
+    {"-b --batch-size", K_INT, CMD_MODEL, AT(n_batch), 1, 1 << 20, "N", "tokens handed over at once (2048)"},
+    {"-ub --ubatch-size", K_INT, CMD_MODEL, AT(n_ubatch), 1, 1 << 16, "N", "tokens that run at once (512)"},
+    {"-ctk --cache-type-k", K_STR, CMD_MODEL, AT(type_k), 0, 0, "TYPE", "type of the K cache: f16 (default), f32"},
+    {"-ctv --cache-type-v", K_STR, CMD_MODEL, AT(type_v), 0, 0, "TYPE", "type of the V cache: f16 (default), f32"},
+    {"-fa --flash-attn", K_TOGGLE, CMD_MODEL, AT(flash_attention), 0, 0, "on|off|auto",
+     "accepted: attention is always the online-softmax kernel"},
+    /* prompt and reply */
+    {"-p --prompt", K_STR, GEN | CMD_TOKENIZE, AT(prompt), 0, 0, "TEXT",
+     "the prompt; with a chat template in the file it is one user message"},
+    {"-f --file", K_STR, GEN | CMD_TOKENIZE | CMD_PERPLEXITY, AT(file), 0, 0, "FILE",
+     "read the text from a file (\"-\": stdin)"},
+    {"-i --interactive -cnv --conversation", K_FLAG, GEN, AT(interactive), 0, 0, NULL,
+     "chat: line editing, Ctrl-C stops the reply, Ctrl-D ends"},
+    {"-no-cnv --no-conversation", K_FLAG, GEN, AT(no_conversation), 0, 0, NULL, "no chat, no template: as --raw"},
+    {"-sys --system-prompt", K_STR, GEN, AT(system), 0, 0, "TEXT", "system message of the chat"},
+    {"--raw", K_FLAG, GEN, AT(raw), 0, 0, NULL, "the prompt as it is, no template"},
+    {"-e --escape", K_FLAG, GEN | CMD_TOKENIZE, AT(escape), 0, 0, NULL,
+     "\\n, \\t, \\\" and \\\\ in the prompt are escapes"},
+    {"-sp --special", K_FLAG, GEN, AT(parse_special), 0, 0, NULL, "control tokens in a raw prompt are parsed"},
+    {"-n --predict --n-predict", K_INT, GEN, AT(n_predict), -1, INT_MAX, "N",
+     "tokens to generate; -1 (default): until the end"},
+    {"--stop -r --reverse-prompt", K_STOP, GEN, 0, 0, 0, "TEXT", "end the reply before this text (may be repeated)"},
+    {"--ignore-eos", K_FLAG, GEN, AT(ignore_eos), 0, 0, NULL, "end tokens are never drawn"},
+    {"--temp", K_FLOAT, GEN, AT(sampler.temp), 0, 100, "T", "temperature (0.8); 0: greedy"},
+    {"--top-k", K_INT, GEN, AT(sampler.top_k), 0, INT_MAX, "K", "keep the K best (40); 0: off"},
+    {"--top-p", K_FLOAT, GEN, AT(sampler.top_p), 0, 1, "P", "keep the best that sum to P (0.95); 1: off"},
+    {"--min-p", K_FLOAT, GEN, AT(sampler.min_p), 0, 1, "P", "keep what is at least P times the best (0.05); 0: off"},
+    {"--typical", K_FLOAT, GEN, AT(sampler.typical), 0, 1, "P", "locally typical sampling; 1 (default): off"},
+    {"--repeat-penalty", K_FLOAT, GEN, AT(sampler.repeat_penalty), 0, 100, "X",
+     "divide the logits of recent tokens; 1 (default): off"},
+    {"--repeat-last-n", K_INT, GEN, AT(sampler.repeat_last_n), -1, INT_MAX, "N",
+     "how many recent tokens penalties look at (64); -1: the context"},
+    {"--presence-penalty", K_FLOAT, GEN, AT(sampler.presence_penalty), -100, 100, "X",
+     "subtract from tokens seen; 0: off"},
+    {"--frequency-penalty", K_FLOAT, GEN, AT(sampler.frequency_penalty), -100, 100, "X",
+     "subtract for each time seen; 0: off"},
+    {"-s --seed", K_SEED, CMD_RUN, AT(sampler.seed), 0, 0, "N", "seed of the sampler; -1: random"},
+    {"--dump-tensors", K_STR, GEN, AT(dump_tensors), 0, 0, "REGEX",
+     "print every node whose name matches, while it is computed"},
+    /* split and graph */
+    {"--memory", K_FLAG, CMD_SPLIT | CMD_GRAPH, AT(memory), 0, 0, NULL,
+     "weights, KV, compute and staging bytes of each device"},
+    {"--print-table", K_FLAG, CMD_SPLIT, AT(print_table), 0, 0, NULL, "print the split table in use"},
+    {"--arch", K_STR, CMD_SPLIT, AT(arch), 0, 0, "NAME", "with --print-table or --tensors: of this architecture"},
+    {"--summary", K_FLAG, CMD_SPLIT, AT(summary), 0, 0, NULL, "devices only, not every tensor"},
+    {"--expect", K_STR, CMD_SPLIT, AT(expect), 0, 0, "FILE",
+     "compare with a saved --json; exit 1 with the differences"},
+    {"--tensors", K_STR, CMD_SPLIT, AT(tensors), 0, 0, "LIST",
+     "no model: a text file, a line a tensor (name, ne0 [ne1 ...], type) and `key = value` lines"},
+    {"--explain", K_FLAG, CMD_GRAPH, AT(explain), 0, 0, NULL, "why each step is there"},
+    {"--strict", K_FLAG, CMD_GRAPH, AT(strict), 0, 0, NULL, "exit 1 on any reshard"},
+    {"--dot", K_FLAG, CMD_GRAPH, AT(dot), 0, 0, NULL, "the plan as a Graphviz graph"},
+    {"--tokens", K_INT, CMD_GRAPH, AT(tokens), 1, 1 << 16, "N", "tokens of the graph (1)"},
+    /* bench */
+    {"-p --n-prompt", K_STR, CMD_BENCH, AT(n_prompt), 0, 0, "N,...", "prompt lengths (512)"},
+    {"-n --n-gen", K_STR, CMD_BENCH, AT(n_gen), 0, 0, "N,...", "tokens to generate (128)"},
+    {"-d --n-depth", K_STR, CMD_BENCH, AT(n_depth), 0, 0, "N,...", "tokens in the cache before (0)"},
+    {"-r --repetitions", K_INT, CMD_BENCH, AT(repetitions), 1, 1000, "N", "repetitions (5)"},
+    {"-o --output", K_STR, CMD_BENCH, AT(output_format), 0, 0, "md|csv|json", "form of the table (md)"},
+    /* perplexity */
+    {"--chunks", K_INT, CMD_PERPLEXITY, AT(chunks), -1, INT_MAX, "N",
+     "at most N chunks of the text; -1 (default): all"},
+    {"--against", K_STR, CMD_PERPLEXITY, AT(against), 0, 0, "DEVICES",
+     "run on these devices too and compare the logits"},
+    {"--max-kl", K_DOUBLE, CMD_PERPLEXITY, AT(max_kl), 0, 1e9, "X",
+     "with --against: exit 1 if the mean divergence is larger"},
+    {"--kl-divergence-base", K_STR, CMD_PERPLEXITY, AT(kl_base), 0, 0, "FILE",
+     "logits file, llama-perplexity's form: written, or read with --kl-divergence"},
+    {"--kl-divergence", K_FLAG, CMD_PERPLEXITY, AT(kl_divergence), 0, 0, NULL, "compare with the logits file"},
+    /* tokenize, inspect */
+    {"--parse-special", K_FLAG, CMD_TOKENIZE, AT(parse_special), 0, 0, NULL, "control tokens in the text are parsed"},
+    {"--no-bos", K_FLAG, CMD_TOKENIZE, AT(no_bos), 0, 0, NULL, "no BOS, whatever the file says"},
+    {"--show", K_FLAG, CMD_TOKENIZE, AT(show), 0, 0, NULL, "pieces beside the ids"},
+    {"--decode", K_STR, CMD_TOKENIZE, AT(decode), 0, 0, "1,2,3", "ids to text instead"},
+    {"--check", K_FLAG, CMD_INSPECT, AT(check), 0, 0, NULL, "check everything; exit 1 if there are problems"},
+    /* everywhere */
+    {"--json", K_FLAG, CMD_ALL, AT(json), 0, 0, NULL, "one JSON document on stdout"},
+    {"--jsonl", K_FLAG, CMD_RUN | CMD_BENCH, AT(jsonl), 0, 0, NULL, "one JSON object a line"},
+    {"-q --quiet", K_FLAG, CMD_ALL, AT(quiet), 0, 0, NULL, "only errors on stderr"},
+    {"-v --verbose", K_COUNT, CMD_ALL, AT(verbose), 0, 0, NULL, "say more; -vv: still more"},
+    {"-h --help", K_FLAG, CMD_ALL, AT(help), 0, 0, NULL, "this text"},
+    /* llama.cpp's that change nothing here */
+    {"-ngl --gpu-layers --n-gpu-layers", K_NOTE_VALUE, CMD_MODEL, 0, 0, 0, NULL,
+     "there is no GPU among the devices: all layers run on the CPU devices"},
+    {"--no-warmup --warmup", K_NOTE, CMD_MODEL, 0, 0, 0, NULL, "there is no warm-up run to skip"},
+    {"--jinja", K_NOTE, GEN, 0, 0, 0, NULL, "the model's own template is always rendered"},
+    {"-mg --main-gpu", K_NOTE_VALUE, CMD_MODEL, 0, 0, 0, NULL, "there is no GPU among the devices"},
+    {"-tb --threads-batch", K_NOTE_VALUE, CMD_MODEL, 0, 0, 0, NULL, "prompt and reply run on the same threads (-t)"},
+    {"--mlock", K_NOTE, CMD_MODEL, 0, 0, 0, NULL, "pages are not locked"},
+    {"--numa", K_NOTE_VALUE, CMD_MODEL, 0, 0, 0, NULL, "devices are bound to their nodes already; cpu:N names one"},
+    {"--perf --no-perf --simple-io --no-display-prompt --color", K_NOTE, CMD_MODEL, 0, 0, 0, NULL,
+     "nothing to do here"},
+    /* llama.cpp's that we refuse */
+    {"-hf --hf-repo -hff --hf-file -mu --model-url", K_REFUSE, CMD_ALL, 0, 0, 0, NULL,
+     "nothing is downloaded: fetch the file and give it with -m FILE"},
+    {"--list-devices", K_REFUSE, CMD_ALL, 0, 0, 0, NULL, "use: sheaf devices"},
+    {"--prompt-cache", K_REFUSE, CMD_MODEL, 0, 0, 0, NULL, "saved prompts are not supported; a prompt is run again"},
+    {"--grammar --grammar-file -j --json-schema", K_REFUSE, CMD_MODEL, 0, 0, 0, NULL,
+     "grammars are not supported yet; --stop TEXT ends a reply"},
+    {"--lora --control-vector -md --model-draft", K_REFUSE, CMD_MODEL, 0, 0, 0, NULL,
+     "adapters and draft models are not supported yet"},
+    {"-ot --override-tensor -cmoe --cpu-moe", K_REFUSE, CMD_MODEL, 0, 0, 0, NULL,
+     "placement overrides are not supported yet; --split-table FILE changes how tensors are cut"},
+    {"--trace", K_REFUSE, GEN, 0, 0, 0, NULL,
+     "timelines are not supported yet; sheaf bench shows compute, wait and reduce time"},
+};
+enum { N_ROWS = sizeof rows / sizeof *rows };
+
+static const struct {
+    const char *name;
+    command_bit bit;
+    const char *help;
+} commands[] = {
+    {"run", CMD_RUN, "generate text, or chat (-i)"},
+    {"devices", CMD_DEVICES, "what was found, and what would be chosen"},
+    {"split", CMD_SPLIT, "how every tensor is cut over the devices"},
+    {"graph", CMD_GRAPH, "the compiled plan: pieces and collectives"},
+    {"bench", CMD_BENCH, "tokens per second, and how far from the machine's limit (also: bench machine)"},
+    {"perplexity", CMD_PERPLEXITY, "perplexity of a text, and how far two runs' logits are apart"},
+    {"tokenize", CMD_TOKENIZE, "text to token ids and back"},
+    {"inspect", CMD_INSPECT, "metadata and tensors of a GGUF file"},
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+const char *options_commands(void) { return "run, devices, split, graph, bench, perplexity, tokenize, inspect"; }
+
+/* Does `word` stand in the space-separated `names`? */
+static bool named(const char *names, const char *word) {
+    size_t n = strlen(word);
+    for (const char *p = names; p; p = strchr(p, ' ')) {
+        p += *p == ' ';
+        if (!strncmp(p, word, n) && (p[n] == ' ' || !p[n])) return true;
+    }
+    return false;
+}
+
+static const option_row *find_row(const char *word, command_bit bit) {
+    for (int i = 0; i < N_ROWS; i++)
+        if ((rows[i].commands & bit) && named(rows[i].names, word)) return &rows[i];
+    return NULL;
+}
+
+static sheaf_status bad_value(const char *word, const char *value, const char *want) {
+    return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s %s: %s", word, value, want);
+}
+
+static sheaf_status parse_number(const option_row *r, const char *word, const char *value, double *out) {
+    char *end;
+    errno = 0;
+    double x = strtod(value, &end);
+    if (end == value || *end || errno || !isfinite(x)) return bad_value(word, value, "not a number");
+    if (r->kind == K_INT && x != floor(x)) return bad_value(word, value, "not a whole number");
+    if (x < r->lo || x > r->hi)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s %s: outside %g to %g", word, value, r->lo, r->hi);
+    *out = x;
+    return SHEAF_OK;
+}
+
+static sheaf_status parse_shares(options *o, const char *word, const char *value) {
+    float sum = 0;
+    o->n_share = 0;
+    for (const char *p = value;;) {
+        char *end;
+        float x = strtof(p, &end);
+        if (end == p || !isfinite(x) || x < 0)
+            return bad_value(word, value, "shares are numbers of at least 0, comma separated");
+        if (o->n_share == MAX_SHARES) return bad_value(word, value, "more than 64 shares");
+        o->share[o->n_share++] = x;
+        sum += x;
+        if (!*end) break;
+        if (*end != ',' && *end != '/')
+            return bad_value(word, value, "shares are numbers of at least 0, comma separated");
+        p = end + 1;
+    }
+    return sum > 0 ? SHEAF_OK : bad_value(word, value, "all shares are 0");
+}
+
+static sheaf_status parse_seed(options *o, const char *word, const char *value) {
+    char *end;
+    errno = 0;
+    long long x = strtoll(value, &end, 10);
+    if (end == value || *end || errno) return bad_value(word, value, "not a whole number");
+    o->seed_given = x >= 0;
+    o->sampler.seed = (uint64_t)x;
+    return SHEAF_OK;
+}
+
+static sheaf_status parse_toggle(on_off_auto *out, const char *word, const char *value) {
+    if (!strcmp(value, "on") || !strcmp(value, "1"))
+        *out = OPT_ON;
+    else if (!strcmp(value, "off") || !strcmp(value, "0"))
+        *out = OPT_OFF;
+    else if (!strcmp(value, "auto"))
+        *out = OPT_AUTO;
+    else
+        return bad_value(word, value, "on, off or auto");
+    return SHEAF_OK;
+}
+
+static bool takes_value(option_kind k) { return k != K_FLAG && k != K_COUNT && k != K_NOTE && k != K_REFUSE; }
+
+/* Sets what row `r` says. `value` is NULL for kinds that take none. */
+static sheaf_status apply(options *o, const option_row *r, const char *word, const char *value) {
+    char *field = (char *)o + r->offset;
+    double x = 0;
+    sheaf_status s = SHEAF_OK;
+    switch (r->kind) {
+    case K_FLAG: *(bool *)(void *)field = true; break;
+    case K_COUNT: ++*(int *)(void *)field; break;
+    case K_INT:
+        s = parse_number(r, word, value, &x);
+        if (!s) *(int *)(void *)field = (int)x;
+        break;
+    case K_FLOAT:
+        s = parse_number(r, word, value, &x);
+        if (!s) *(float *)(void *)field = (float)x;
+        break;
+    case K_DOUBLE:
+        s = parse_number(r, word, value, &x);
+        if (!s) *(double *)(void *)field = x;
+        break;
+    case K_STR: *(const char **)(void *)field = value; break;
+    case K_SEED: s = parse_seed(o, word, value); break;
+    case K_TOGGLE: s = parse_toggle((on_off_auto *)(void *)field, word, value); break;
+    case K_SHARES: s = parse_shares(o, word, value); break;
+    case K_DEVICES:
+        if (o->n_devices == MAX_DEVICE_LISTS) return bad_value(word, value, "more than 16 device lists");
+        o->devices[o->n_devices++] = value;
+        break;
+    case K_STOP:
+        if (!*value) return bad_value(word, value, "an empty stop string");
+        if (o->n_stop == MAX_STOPS) return bad_value(word, value, "more than 32 stop strings");
+        o->stop[o->n_stop++] = value;
+        break;
+    case K_NOTE:
+    case K_NOTE_VALUE: sheaf_log(SHEAF_LOG_WARN, "note: %s is accepted and ignored: %s", word, r->help); break;
+    case K_REFUSE:
+        s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: not supported", word);
+        sheaf_error_hint(s, "%s", r->help);
+        break;
+    }
+    return s;
+}
+
+static void defaults(options *o) {
+    memset(o, 0, sizeof *o);
+    o->n_predict = -1;
+    o->n_batch = 2048;
+    o->n_ubatch = 512;
+    o->chunks = -1;
+    o->tokens = 1;
+    o->repetitions = 5;
+    o->sampler = sheaf_sampler_defaults();
+}
+
+static sheaf_status unknown_option(const options *o, const char *word) {
+    sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: unknown option of %s", word, o->command);
+    return sheaf_error_hint(s, "sheaf %s --help lists them", o->command);
+}
+
+/* One word (and its value); *i moves past what was used. */
+static sheaf_status parse_word(options *o, int argc, char **argv, int *i) {
+    const char *word = argv[(*i)++];
+    char name[64];
+    const char *value = NULL, *equals = strchr(word, '=');
+    if (word[0] != '-' || !word[1]) {
+        if (o->n_positional == 4) return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: one argument too many", word);
+        o->positional[o->n_positional++] = word;
+        return SHEAF_OK;
+    }
+    if (!strcmp(word, "-vv")) {
+        o->verbose += 2;
+        return SHEAF_OK;
+    }
+    if (equals && word[1] == '-' && (size_t)(equals - word) < sizeof name) {
+        memcpy(name, word, (size_t)(equals - word));
+        name[equals - word] = 0;
+        word = name;
+        value = equals + 1;
+    }
+    const option_row *r = find_row(word, o->bit);
+    if (!r) return unknown_option(o, word);
+    if (value && !takes_value(r->kind) && r->kind != K_REFUSE) return bad_value(word, value, "takes no value");
+    if (!value && takes_value(r->kind)) {
+        /* -fa alone means on, as it once did elsewhere */
+        if (r->kind == K_TOGGLE && (*i >= argc || argv[*i][0] == '-'))
+            value = "on";
+        else if (*i >= argc)
+            return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: a value must follow", word);
+        else
+            value = argv[(*i)++];
+    }
+    return apply(o, r, word, value);
+}
+
+static sheaf_status exclude(bool a, bool b, const char *what) {
+    return a && b ? sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: exclude each other", what) : SHEAF_OK;
+}
+
+/* What no single row can say. */
+static sheaf_status check_together(options *o) {
+    sheaf_status s = exclude(o->prompt && o->file, true, "-p and -f");
+    if (!s) s = exclude(o->json, o->jsonl, "--json and --jsonl");
+    if (!s) s = exclude(o->interactive, o->raw || o->no_conversation, "-i and --raw");
+    if (!s) s = exclude(o->interactive, o->json || o->jsonl, "-i and --json");
+    if (!s) s = exclude(o->decode, o->prompt || o->file, "--decode and a text");
+    if (!s) s = exclude(o->quiet, o->verbose > 0, "-q and -v");
+    if (s) return s;
+    if (o->no_conversation) o->raw = true;
+    if (o->n_devices > 1 && o->bit != CMD_BENCH)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "options: --devices: given %d times", o->n_devices);
+    if (o->threads_list && o->bit != CMD_BENCH) {
+        int n = 0;
+        s = parse_int_list(o->threads_list, "-t", 1, &o->threads, 1, &n);
+        if (s) return s;
+        if (o->threads > 4096) return bad_value("-t", o->threads_list, "more than 4096 threads");
+    }
+    if (o->split_mode && strcmp(o->split_mode, "tensor") && strcmp(o->split_mode, "layer") &&
+        strcmp(o->split_mode, "none")) {
+        s = bad_value("-sm", o->split_mode, "not tensor, layer or none");
+        return sheaf_error_hint(s, "rows and columns are cut by -sm tensor (the default); how, --split-table says");
+    }
+    return SHEAF_OK;
+}
+
+sheaf_status parse_int_list(const char *text, const char *what, int lo, int *out, int max, int *n) {
+    *n = 0;
+    for (const char *p = text;;) {
+        char *end;
+        errno = 0;
+        long x = strtol(p, &end, 10);
+        if (end == p || errno || x < lo || x > INT_MAX || (*end && *end != ','))
+            return bad_value(what, text, lo ? "whole numbers of at least 1" : "whole numbers of at least 0");
+        if (*n == max) return bad_value(what, text, max == 1 ? "one number is expected" : "too many numbers");
+        out[(*n)++] = (int)x;
+        if (!*end) return SHEAF_OK;
+        p = end + 1;
+    }
+}
+
+static sheaf_status find_command(options *o, const char *word) {
+    for (int i = 0; i < N_COMMANDS; i++) {
+        if (strcmp(commands[i].name, word)) continue;
+        o->command = commands[i].name;
+        o->bit = commands[i].bit;
+        return SHEAF_OK;
+    }
+    sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: unknown command", word);
+    return sheaf_error_hint(s, "commands: %s", options_commands());
+}
+
+sheaf_status options_parse(int argc, char **argv, options *o) {
+    defaults(o);
+    int i = 1;
+    if (argc < 2) {
+        sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: a command must be given");
+        return sheaf_error_hint(s, "commands: %s; sheaf --help explains them", options_commands());
+    }
+    if (argv[1][0] == '-') {
+        if (named("-h --help help", argv[1])) {
+            o->help = true;
+            return SHEAF_OK;
+        }
+        if (named("--version -V", argv[1])) {
+            o->version = true;
+            return SHEAF_OK;
+        }
+        if (!strcmp(argv[1], "--help-env")) {
+            o->help_env = true;
+            return SHEAF_OK;
+        }
+        const option_row *r = find_row(argv[1], CMD_RUN);
+        if (r && r->kind == K_REFUSE) return apply(o, r, argv[1], NULL);
+        sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: a command must come first", argv[1]);
+        return sheaf_error_hint(s, "for example: sheaf run %s ...", argv[1]);
+    }
+    if (!strcmp(argv[1], "help")) {
+        o->help = true;
+        return SHEAF_OK;
+    }
+    sheaf_status s = find_command(o, argv[i++]);
+    if (!s && o->bit == CMD_BENCH && i < argc && argv[i][0] != '-') o->bench_kind = argv[i++];
+    while (!s && i < argc) s = parse_word(o, argc, argv, &i);
+    return s || o->help ? s : check_together(o);
+}
+
+static void help_row(const option_row *r, FILE *out) {
+    char left[80];
+    snprintf(left, sizeof left, "%s%s%s", r->names, r->value ? " " : "", r->value ? r->value : "");
+    for (char *p = left; *p; p++)
+        if (p[0] == ' ' && p[1] == '-') *p = ',';
+    fprintf(out, strlen(left) < 30 ? "  %-30s %s\n" : "  %s\n                                 %s\n", left, r->help);
+}
+
+void options_help(const options *o, FILE *out) {
+    if (!o->command) {
+        fprintf(
+            out,
+            "sheaf runs GGUF language models on N devices as if they were one.\n\nusage: sheaf COMMAND [options]\n\n");
+        for (int i = 0; i < N_COMMANDS; i++) fprintf(out, "  %-12s %s\n", commands[i].name, commands[i].help);
+        fprintf(out, "\n  sheaf COMMAND --help   options of a command\n  sheaf --help-env       settings that the "
+                     "environment may give\n"
+                     "  sheaf --version\n\nexit codes: 0 done, 1 a comparison does not hold, 2 usage, 3 bad input, 4 a "
+                     "resource is missing,\n"
+                     "5 a peer or collective failed, 6 an internal check failed, 130 interrupted, 143 terminated\n");
+        return;
+    }
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (commands[i].bit == o->bit) fprintf(out, "sheaf %s: %s\n\n", o->command, commands[i].help);
+    if (o->bit == CMD_INSPECT) fprintf(out, "usage: sheaf inspect FILE [options]\n\n");
+    for (int i = 0; i < N_ROWS; i++)
+        if ((rows[i].commands & o->bit) && rows[i].kind != K_NOTE && rows[i].kind != K_NOTE_VALUE &&
+            rows[i].kind != K_REFUSE)
+            help_row(&rows[i], out);
+    fprintf(out, "\naccepted for llama.cpp's sake, without effect:");
+    for (int i = 0; i < N_ROWS; i++)
+        if ((rows[i].commands & o->bit) && (rows[i].kind == K_NOTE || rows[i].kind == K_NOTE_VALUE))
+            fprintf(out, " %s", rows[i].names);
+    fputc('\n', out);
+}
+
+void options_help_env(FILE *out) {
+    const char *name, *value, *def, *help;
+    for (int i = 0; sheaf_settings_row(i, &name, &value, &def, &help); i++)
+        fprintf(out, "%-26s %s (default: %s%s%s%s)\n", name, help, *def ? def : "none",
+                strcmp(value, def) ? ", now: " : "", strcmp(value, def) ? value : "", "");
+}
