@@ -1,0 +1,13 @@
+# Writes OUT: every file of TABLES (a list) as a string in the array sheaf_builtin_tables, ended by NULLs.
+set(text "/* Made from splitstate/tables/ by embed_tables.cmake. */\n#include \"splitstate/policy_internal.h\"\n\n")
+string(APPEND text "const struct sheaf_builtin_table sheaf_builtin_tables[] = {\n")
+foreach(table ${TABLES})
+  get_filename_component(name ${table} NAME_WE)
+  file(READ ${table} content)
+  string(REPLACE "\\" "\\\\" content "${content}")
+  string(REPLACE "\"" "\\\"" content "${content}")
+  string(REPLACE "\n" "\\n\"\n     \"" content "${content}")
+  string(APPEND text "    {\"${name}\",\n     \"${content}\"},\n")
+endforeach()
+string(APPEND text "    {0, 0}};\n")
+file(WRITE ${OUT} "${text}")
