@@ -1,0 +1,117 @@
+/* `sheaf run -i`: a conversation. Lines are edited by libedit on a terminal and read plainly elsewhere. Ctrl-C ends
+ * the reply, at the prompt it clears the line; Ctrl-D or /exit ends. The whole conversation is rendered anew each
+ * turn, so what the model sees is exactly its template's text; what the cache already holds is not run again. */
+#include <editline/readline.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "launch/generate.h"
+
+typedef struct conversation {
+    sheaf_message *m; /* roles are constants, contents are owned */
+    size_t n, cap;
+} conversation;
+
+static sheaf_status say(conversation *c, const char *role, const char *text, size_t n) {
+    if (c->n == c->cap) {
+        size_t cap = c->cap ? c->cap * 2 : 16;
+        sheaf_message *grown = sheaf_realloc(c->m, cap * sizeof *grown);
+        if (!grown) return sheaf_fail(SHEAF_E_NO_MEMORY, "chat: %zu messages", cap);
+        c->m = grown;
+        c->cap = cap;
+    }
+    char *own = sheaf_malloc(n + 1);
+    if (!own) return sheaf_fail(SHEAF_E_NO_MEMORY, "chat: a message of %zu bytes", n);
+    memcpy(own, text, n);
+    own[n] = 0;
+    c->m[c->n++] = (sheaf_message){{role, strlen(role)}, {own, n}};
+    return SHEAF_OK;
+}
+
+static void forget(conversation *c, size_t keep) {
+    while (c->n > keep) sheaf_free((void *)(uintptr_t)c->m[--c->n].content.s);
+}
+
+/* The next line, malloc'd; NULL at the end. An interrupt gives an empty line. */
+static char *next_line(bool terminal) {
+    interrupted = 0;
+    if (terminal) {
+        char *line = readline("> ");
+        if (!line && interrupted) {
+            interrupted = 0;
+            fputc('\n', stderr);
+            return strdup("");
+        }
+        if (line && *line) add_history(line);
+        return line;
+    }
+    char *line = NULL;
+    size_t cap = 0;
+    errno = 0;
+    ssize_t n = getline(&line, &cap, stdin);
+    if (n < 0) {
+        free(line);
+        return NULL;
+    }
+    if (n && line[n - 1] == '\n') line[n - 1] = 0;
+    return line;
+}
+
+/* Renders the conversation, generates, keeps the reply. A failed turn leaves the conversation as it was before it. */
+static sheaf_status turn(generator *g, conversation *c, const char *line) {
+    sheaf_ids ids = {0};
+    size_t before = c->n;
+    sheaf_status s = say(c, "user", line, strlen(line));
+    if (!s) s = render_chat(g->s, c->m, c->n, &ids);
+    if (!s) s = generate(g, &ids);
+    if (s == SHEAF_E_CANCELLED && !terminated) s = SHEAF_OK; /* Ctrl-C in the prompt: no reply */
+    if (!s) s = say(c, "assistant", g->text ? g->text : "", g->text_n);
+    if (s) forget(c, before);
+    sheaf_ids_free(&ids);
+    fputc('\n', stdout);
+    fflush(stdout);
+    return s;
+}
+
+static sheaf_status converse(generator *g, conversation *c, bool terminal) {
+    sheaf_status s = SHEAF_OK;
+    char *line;
+    if (terminal)
+        fprintf(stderr, "%s. Ctrl-C stops the reply, Ctrl-D or /exit ends.\n", sheaf_model_hparams(g->s->model)->type);
+    while (!s && !terminated && (line = next_line(terminal))) {
+        if (!strcmp(line, "/exit") || !strcmp(line, "/quit")) {
+            free(line);
+            break;
+        }
+        if (*line) s = turn(g, c, line);
+        free(line);
+        if (s == SHEAF_E_RANGE) { /* the context is full: say so and let the user go on or leave */
+            fprintf(stderr, "sheaf: %s\n", sheaf_error());
+            s = SHEAF_OK;
+        }
+        interrupted = 0;
+    }
+    return s;
+}
+
+sheaf_status chat(session *s, const options *o) {
+    generator g;
+    conversation c = {0};
+    bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    sheaf_status status = generator_open(&g, s, o);
+    if (!status && !sheaf_model_chat_template(s->model).s) {
+        status = sheaf_fail(SHEAF_E_NOT_FOUND, "chat: %s has no chat template", o->model);
+        sheaf_error_hint(status, "without -i the prompt is continued as plain text");
+    }
+    if (!status && o->system) status = say(&c, "system", o->system, strlen(o->system));
+    g.print = true;
+    if (!status && o->prompt) status = turn(&g, &c, o->prompt);
+    if (!status) status = converse(&g, &c, terminal);
+    if (!status && !o->quiet && g.stop) report(&g, stderr);
+    forget(&c, 0);
+    sheaf_free(c.m);
+    generator_close(&g);
+    return status;
+}

@@ -1,0 +1,115 @@
+/* What most commands open, in order: world, registry, devices, model, context; and close in reverse. */
+#include <string.h>
+#include <unistd.h>
+
+#include "launch/launch.h"
+
+bool session_leads(const session *s) { return !s->world || sheaf_world_rank(s->world) == 0; }
+
+typedef struct bar {
+    const char *what;
+    bool shown;
+} bar;
+
+/* A progress bar on a terminal, nothing elsewhere. */
+static bool show_progress(void *ctx, float done) {
+    bar *b = ctx;
+    if (interrupted || terminated) return false;
+    if (!b->shown) return true;
+    int full = (int)(done * 40);
+    fprintf(stderr, "\r%s [%-40.*s] %3d%%", b->what, full, "########################################",
+            (int)(done * 100));
+    if (done >= 1) fprintf(stderr, "\r%70s\r", "");
+    return true;
+}
+
+static sheaf_status open_devices(session *s, const options *o, const char *list) {
+    sheaf_open_options oo = {.n_threads = o->threads, .cpu_level = o->cpu_level, .part = 0, .n_parts = 1};
+    if (s->world) {
+        oo.part = sheaf_world_host_rank(s->world);
+        oo.n_parts = sheaf_world_host_size(s->world);
+    }
+    s->list = list ? list : "cpu";
+    sheaf_status status = sheaf_registry_new(&s->registry);
+    if (!status) status = sheaf_devices_open(s->registry, s->list, &oo, s->devices, SHEAF_MAX_DEVICES, &s->n_devices);
+    return status ? sheaf_error_context(status, "devices") : SHEAF_OK;
+}
+
+static sheaf_status open_model(session *s, const options *o, unsigned parts) {
+    char *table = NULL;
+    size_t table_bytes = 0;
+    bar b = {"loading", isatty(STDERR_FILENO) && !o->quiet && session_leads(s)};
+    if (!o->model) {
+        sheaf_status status = sheaf_fail(SHEAF_E_ARGUMENT, "options: -m FILE is missing");
+        return sheaf_error_hint(status, "the repository ships one: -m models/tiny/sheaf-tiny-q8_0.gguf");
+    }
+    if (o->split_table) {
+        sheaf_status status = read_text(o->split_table, &table, &table_bytes);
+        if (status) return status;
+    }
+    sheaf_model_options mo = {
+        .registry = s->registry,
+        .devices = s->devices,
+        .n_devices = s->n_devices,
+        .devices_name = s->list,
+        .world = s->world,
+        .split_mode = SHEAF_SPLIT_TENSOR,
+        .tensor_split = o->n_share ? o->share : NULL,
+        .n_tensor_split = o->n_share,
+        .split_table = table,
+        .split_table_bytes = table_bytes,
+        .no_mmap = o->no_mmap,
+        .no_data = (parts & SESSION_NO_DATA) != 0,
+        .force_pretokenizer = o->force_pretokenizer,
+        .progress = show_progress,
+        .progress_ctx = &b,
+    };
+    if (o->split_mode && !strcmp(o->split_mode, "layer")) mo.split_mode = SHEAF_SPLIT_LAYER;
+    if (o->split_mode && !strcmp(o->split_mode, "none")) mo.split_mode = SHEAF_SPLIT_NONE;
+    double start = now_ms();
+    sheaf_status status = sheaf_model_load(o->model, &mo, &s->model);
+    s->load_ms = now_ms() - start;
+    sheaf_free(table);
+    return status;
+}
+
+static sheaf_status cache_type(const char *name, const char *option, sheaf_type *out) {
+    if (!name) return SHEAF_OK;
+    if (sheaf_type_from_name(name, out)) return SHEAF_OK;
+    return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s %s: unknown type", option, name);
+}
+
+static sheaf_status open_context(session *s, const options *o) {
+    sheaf_context_options co = sheaf_context_defaults();
+    co.n_ctx = o->n_ctx;
+    co.n_batch = o->n_batch;
+    co.n_ubatch = o->n_ubatch < o->n_batch ? o->n_ubatch : o->n_batch;
+    co.n_outputs = o->bit == CMD_PERPLEXITY ? 0 : 1;
+    co.strict = o->strict;
+    sheaf_status status = cache_type(o->type_k, "-ctk", &co.type_k);
+    if (!status) status = cache_type(o->type_v, "-ctv", &co.type_v);
+    return status ? status : sheaf_context_new(s->model, &co, &s->context);
+}
+
+sheaf_status session_open(session *s, const options *o, const char *list, unsigned parts) {
+    memset(s, 0, sizeof *s);
+    sheaf_status status = sheaf_world_open(&s->world);
+    if (!status) status = open_devices(s, o, list);
+    if (!status && (parts & SESSION_MODEL)) status = open_model(s, o, parts);
+    if (!status && (parts & SESSION_CONTEXT)) status = open_context(s, o);
+    if (status && s->world && sheaf_world_size(s->world) > 1) {
+        sheaf_error_box box;
+        sheaf_error_save(&box, status);
+        sheaf_world_abandon(s->world, status);
+        return sheaf_error_restore(&box);
+    }
+    return status;
+}
+
+void session_close(session *s) {
+    sheaf_context_free(s->context);
+    sheaf_model_free(s->model);
+    sheaf_registry_free(s->registry);
+    sheaf_world_close(s->world);
+    memset(s, 0, sizeof *s);
+}

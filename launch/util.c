@@ -1,0 +1,51 @@
+/* Small things that several commands need. */
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "launch/launch.h"
+
+double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static sheaf_status read_all(FILE *f, const char *name, char **text, size_t *n) {
+    size_t cap = 4096, used = 0;
+    char *buf = sheaf_malloc(cap);
+    while (buf) {
+        used += fread(buf + used, 1, cap - 1 - used, f);
+        if (ferror(f) || feof(f) || interrupted || terminated) break;
+        if (cap - 1 > used) continue;
+        char *grown = cap <= SIZE_MAX / 2 ? sheaf_realloc(buf, cap * 2) : NULL;
+        if (!grown) sheaf_free(buf);
+        buf = grown;
+        cap *= 2;
+    }
+    if (!buf) return sheaf_fail(SHEAF_E_NO_MEMORY, "reading: %s: out of memory after %zu bytes", name, used);
+    if (ferror(f) || interrupted || terminated) {
+        sheaf_free(buf);
+        if (interrupted || terminated) return sheaf_fail(SHEAF_E_CANCELLED, "reading: %s: interrupted", name);
+        return sheaf_fail(SHEAF_E_IO, "reading: %s: %s", name, strerror(errno));
+    }
+    buf[used] = 0;
+    *text = buf;
+    *n = used;
+    return SHEAF_OK;
+}
+
+sheaf_status read_text(const char *path, char **text, size_t *n) {
+    if (!path || !strcmp(path, "-")) return read_all(stdin, "standard input", text, n);
+    FILE *f = fopen(path, "rb");
+    if (!f) return sheaf_fail(SHEAF_E_IO, "reading: %s: %s", path, strerror(errno));
+    struct stat st;
+    sheaf_status s;
+    if (!fstat(fileno(f), &st) && S_ISDIR(st.st_mode))
+        s = sheaf_fail(SHEAF_E_IO, "reading: %s: is a directory", path);
+    else
+        s = read_all(f, path, text, n);
+    fclose(f);
+    return s;
+}
