@@ -1,0 +1,139 @@
+/* Ops on one element at a time: add, sub, mul, div, scale, unary, glu.
+ *
+ * Work is cut into pieces of a row, so that one long row is shared by the threads too. The row kernels
+ * give an element the same bits wherever a piece begins. Rows whose elements do not lie side by side
+ * are gathered into the thread's scratch first. */
+#include "backends/cpu/program.h"
+
+enum { PIECE = 1024 };
+
+typedef struct piece {
+    cpu_row row;
+    int64_t c0, n;
+} piece;
+
+/* Thread's pieces [lo, hi) of dst, in order of rows. */
+static void my_pieces(const cpu_step *s, const cpu_task *t, int64_t *lo, int64_t *hi) {
+    int64_t per_row = (s->dst->ne[0] + PIECE - 1) / PIECE;
+    cpu_share(t, cpu_rows(s->dst) * per_row, lo, hi);
+}
+
+static piece piece_of(const cpu_step *s, int64_t i) {
+    int64_t per_row = (s->dst->ne[0] + PIECE - 1) / PIECE, c0 = i % per_row * PIECE;
+    int64_t left = s->dst->ne[0] - c0;
+    return (piece){cpu_row_of(s->dst->ne, i / per_row), c0, left < PIECE ? left : PIECE};
+}
+
+/* The piece of an f32 operand as contiguous floats: in place, or gathered into tmp; broadcasts. */
+static const float *piece_in(const cpu_task *t, const cpu_operand *o, const piece *p, float *tmp) {
+    const char *row = cpu_row_at(cpu_at(t, o), o, p->row);
+    if (o->nb[0] == sizeof(float) && p->c0 + p->n <= o->ne[0]) return (const float *)row + p->c0;
+    for (int64_t i = 0; i < p->n; i++) tmp[i] = *(const float *)(row + (size_t)((p->c0 + i) % o->ne[0]) * o->nb[0]);
+    return tmp;
+}
+
+static float *piece_out(const cpu_step *s, const cpu_task *t, const piece *p) {
+    return (float *)cpu_row_at(cpu_at(t, s->dst), s->dst, p->row) + p->c0;
+}
+
+/* --- two sources ------------------------------------------------------------------------------------- */
+
+static void sub(float *out, const float *x, const float *y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = x[i] - y[i];
+}
+
+static void divide(float *out, const float *x, const float *y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = x[i] / y[i];
+}
+
+typedef void (*binary_fn)(float *out, const float *x, const float *y, int64_t n);
+
+static void binary_pieces(const cpu_step *s, const cpu_task *t, binary_fn fn) {
+    float *tmp = (float *)t->scratch;
+    int64_t lo, hi;
+    my_pieces(s, t, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) {
+        piece p = piece_of(s, i);
+        fn(piece_out(s, t, &p), piece_in(t, s->src[0], &p, tmp), piece_in(t, s->src[1], &p, tmp + PIECE), p.n);
+    }
+}
+
+static void run_add(const cpu_step *s, const cpu_task *t) { binary_pieces(s, t, t->run->kernels->add); }
+static void run_sub(const cpu_step *s, const cpu_task *t) { binary_pieces(s, t, sub); }
+static void run_mul(const cpu_step *s, const cpu_task *t) { binary_pieces(s, t, t->run->kernels->mul); }
+static void run_div(const cpu_step *s, const cpu_task *t) { binary_pieces(s, t, divide); }
+
+static bool is_f32(const sheaf_tensor *x) { return x && x->type == SHEAF_F32; }
+
+static bool supports_binary(const sheaf_tensor *n) {
+    return is_f32(n) && sheaf_rows_contiguous(n) && is_f32(n->src[0]) && is_f32(n->src[1]) &&
+           sheaf_same_shape(n, n->src[0]) && sheaf_can_broadcast(n->src[1], n);
+}
+
+static void lower_add(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_add, n, n->src, 2, NULL, NULL); }
+static void lower_sub(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_sub, n, n->src, 2, NULL, NULL); }
+static void lower_mul(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_mul, n, n->src, 2, NULL, NULL); }
+static void lower_div(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_div, n, n->src, 2, NULL, NULL); }
+
+const cpu_op cpu_op_ADD = {supports_binary, lower_add};
+const cpu_op cpu_op_SUB = {supports_binary, lower_sub};
+const cpu_op cpu_op_MUL = {supports_binary, lower_mul};
+const cpu_op cpu_op_DIV = {supports_binary, lower_div};
+
+/* --- one source ---------------------------------------------------------------------------------------- */
+
+static void run_scale(const cpu_step *s, const cpu_task *t) {
+    int64_t lo, hi;
+    my_pieces(s, t, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) {
+        piece p = piece_of(s, i);
+        t->run->kernels->scale(piece_out(s, t, &p), piece_in(t, s->src[0], &p, (float *)t->scratch),
+                               s->params.scale.factor, s->params.scale.bias, p.n);
+    }
+}
+
+static void run_unary(const cpu_step *s, const cpu_task *t) {
+    int64_t lo, hi;
+    my_pieces(s, t, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) {
+        piece p = piece_of(s, i);
+        t->run->kernels->unary(piece_out(s, t, &p), piece_in(t, s->src[0], &p, (float *)t->scratch), p.n,
+                               (sheaf_unary)s->params.unary.kind);
+    }
+}
+
+static bool supports_map(const sheaf_tensor *n) {
+    return is_f32(n) && sheaf_rows_contiguous(n) && is_f32(n->src[0]) && sheaf_same_shape(n, n->src[0]);
+}
+
+static bool supports_unary(const sheaf_tensor *n) {
+    return supports_map(n) && (unsigned)n->params.unary.kind < SHEAF_UNARY_COUNT;
+}
+
+static void lower_scale(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_scale, n, n->src, 1, NULL, NULL); }
+static void lower_unary(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_unary, n, n->src, 1, NULL, NULL); }
+
+const cpu_op cpu_op_SCALE = {supports_map, lower_scale};
+const cpu_op cpu_op_UNARY = {supports_unary, lower_unary};
+
+/* --- gated units --------------------------------------------------------------------------------------- */
+
+static void run_glu(const cpu_step *s, const cpu_task *t) {
+    float *tmp = (float *)t->scratch;
+    int64_t lo, hi;
+    my_pieces(s, t, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) {
+        piece p = piece_of(s, i);
+        t->run->kernels->glu(piece_out(s, t, &p), piece_in(t, s->src[0], &p, tmp),
+                             piece_in(t, s->src[1], &p, tmp + PIECE), p.n, (sheaf_glu)s->params.glu.kind);
+    }
+}
+
+static bool supports_glu(const sheaf_tensor *n) {
+    return supports_map(n) && is_f32(n->src[1]) && sheaf_same_shape(n, n->src[1]) &&
+           (unsigned)n->params.glu.kind < SHEAF_GLU_COUNT;
+}
+
+static void lower_glu(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_glu, n, n->src, 2, NULL, NULL); }
+
+const cpu_op cpu_op_GLU = {supports_glu, lower_glu};

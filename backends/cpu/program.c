@@ -1,0 +1,23 @@
+/* Walking a compiled program. The walk is too simple to be wrong: the thinking is in prepare.c. */
+#include "backends/cpu/program.h"
+
+#include <string.h>
+
+void cpu_program_free(cpu_program *p) {
+    if (p) sheaf_arena_free(p->arena); /* p itself lies in it */
+}
+
+void cpu_program_walk(cpu_program *p, const cpu_run *r, cpu_barrier *b, int ith, int nth, char *thread_scratch) {
+    cpu_task t = {.run = r, .ith = ith, .nth = nth, .scratch = thread_scratch};
+    for (int32_t i = 0; i < p->n_steps; i++) {
+        const cpu_step *s = p->steps[i];
+        if (s->barrier) cpu_barrier_wait(b);
+        s->run(s, &t);
+        /* Neighbours of a group start on different threads, so that two small ones run side by side. */
+        if (++t.ith == nth) t.ith = 0;
+    }
+    if (nth == 1 || cpu_barrier_enter(b)) {
+        memset((void *)p->counters, 0, (size_t)p->n_steps * sizeof *p->counters);
+        if (nth > 1) cpu_barrier_release(b);
+    }
+}
