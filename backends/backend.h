@@ -143,8 +143,9 @@ SHEAF_API sheaf_buffer_type *sheaf_host_buffer_type(void); /* plain host memory:
 
 /* --- queues and events ------------------------------------------------------------------------- */
 
-/* A function run in queue order. On a CPU queue every thread of the team calls it (i of n; the
- * threads may meet at sheaf_team_barrier); on other queues a helper thread calls it with i = 0, n = 1. */
+/* A function run in queue order. On a CPU queue every thread of the team calls it (i of n; the threads
+ * may meet at sheaf_queue_barrier, and none starts before all have ended what was queued before); on
+ * other queues a helper thread calls it with i = 0, n = 1. */
 typedef sheaf_status (*sheaf_queue_fn)(void *ctx, int i, int n, sheaf_queue *q);
 
 typedef struct sheaf_queue_iface {

@@ -102,7 +102,7 @@ bool sheaf_settings_row(int i, const char **name, const char **value, const char
 /* Each launcher sets one of these for every rank it starts; the first that holds a number wins. A rank
  * number alone (PMIx) tells that there is a launcher, not how many it started. */
 int sheaf_settings_launcher_ranks(void) {
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"};
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
     static const char *const marks[] = {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const char *v = given(sizes[i]);
