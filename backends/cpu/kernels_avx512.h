@@ -69,6 +69,41 @@ INLINE void transpose16(__m512i r[16]) {
     UNROLL for (int i = 0; i < 16; i++) r[i] = t[i];
 }
 
+/* e^x, about one ulp; NaN stays, overflow is inf, underflow goes through the denormals to zero. */
+INLINE __m512 exp16(__m512 x) {
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), 8);
+    n = _mm512_min_ps(_mm512_set1_ps(200.0f),
+                      _mm512_max_ps(_mm512_set1_ps(-200.0f), n)); /* inf - inf below otherwise */
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    /* past the ends of the range the reduced argument is meaningless: only its sign may matter */
+    r = _mm512_min_ps(_mm512_set1_ps(1.0f), _mm512_max_ps(_mm512_set1_ps(-1.0f), r));
+    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
+    p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
+    return _mm512_scalef_ps(p, n);
+}
+
+/* Odd polynomial near zero, 1 - 2/(e^2x + 1) elsewhere. */
+INLINE __m512 tanh16(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f);
+    __m512 z = _mm512_mul_ps(x, x), p = _mm512_set1_ps(-5.70498872745e-3f);
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(2.06390887954e-2f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-5.37397155531e-2f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(1.33314422036e-1f));
+    p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(-3.33332819422e-1f));
+    __m512 small = _mm512_fmadd_ps(_mm512_mul_ps(p, z), x, x);
+    __m512 size = _mm512_abs_ps(x);
+    __m512 big = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(exp16(_mm512_mul_ps(two, size)), one)));
+    __m512i sign = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32((int)0x80000000));
+    big = _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(big), sign));
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(size, _mm512_set1_ps(0.625f), _CMP_LT_OQ), big, small);
+}
+
 /* kernels_avx512_tile.c */
 void avx512_tiles(cpu_kernels *t);
 /* The tiled matmul of any type; the row-by-row kernels hand over to it when columns are many. */

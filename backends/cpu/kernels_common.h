@@ -40,6 +40,9 @@ static inline int32_t segment_piece(int32_t segment, int32_t block, int32_t limi
     return block;
 }
 
+/* The reference, for shapes that a level's scratch does not hold. */
+void portable_attention(const cpu_attn *a, int32_t h0, int32_t h1, int32_t t0, int32_t t1);
+
 static inline bool few_columns(const cpu_mm *a, int64_t n1, int64_t limit) {
     return (a->n_total > 0 ? a->n_total : n1) <= limit;
 }

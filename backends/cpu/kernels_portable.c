@@ -181,7 +181,7 @@ static void attend_row(const cpu_attn *a, int32_t h, int32_t t) {
     for (int32_t j = 0; j < a->head_v; j++) out[j] *= inverse;
 }
 
-static void attention(const cpu_attn *a, int32_t h0, int32_t h1, int32_t t0, int32_t t1) {
+void portable_attention(const cpu_attn *a, int32_t h0, int32_t h1, int32_t t0, int32_t t1) {
     for (int32_t t = t0; t < t1; t++) {
         for (int32_t h = h0; h < h1; h++) attend_row(a, h, t);
     }
@@ -272,7 +272,7 @@ void cpu_kernels_portable(cpu_kernels *t) {
     SHEAF_TYPE_TABLE(X)
 #undef X
     t->quantize_q8 = quantize_q8;
-    t->attention = attention;
+    t->attention = portable_attention;
     t->add = add;
     t->mul = mul;
     t->scale = scale;
