@@ -4,6 +4,7 @@
  * names that glibc keeps for that purpose. Under a sanitizer, which needs those names itself, nothing is
  * counted. (Valgrind replaces them like the library's own.) */
 #include <errno.h>
+#include <malloc.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 

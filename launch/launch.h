@@ -112,6 +112,7 @@ enum session_part { SESSION_MODEL = 1, SESSION_CONTEXT = 2, SESSION_NO_DATA = 4 
 /* Opens world, devices and, as `parts` say, model and context. On error nothing is left but what session_close frees.
  */
 sheaf_status session_open(session *s, const options *o, const char *device_list, unsigned parts);
+sheaf_status session_open_context(session *s, const options *o); /* for a session opened without one */
 void session_close(session *s);
 bool session_leads(const session *s); /* rank 0, or alone */
 /* Names of the world's devices this process drives, for printing: devices[i]->name. */

@@ -314,6 +314,7 @@ static void defaults(options *o) {
     o->chunks = -1;
     o->tokens = 1;
     o->repetitions = 5;
+    o->max_kl = -1;
     o->sampler = sheaf_sampler_defaults();
 }
 
@@ -371,6 +372,7 @@ static sheaf_status check_together(options *o) {
     if (!s) s = exclude(o->quiet, o->verbose > 0, "-q and -v");
     if (s) return s;
     if (o->no_conversation) o->raw = true;
+    o->max_kl_given = o->max_kl >= 0;
     if (o->n_devices > 1 && o->bit != CMD_BENCH)
         return sheaf_fail(SHEAF_E_ARGUMENT, "options: --devices: given %d times", o->n_devices);
     if (o->threads_list && o->bit != CMD_BENCH) {

@@ -79,11 +79,13 @@ static sheaf_status cache_type(const char *name, const char *option, sheaf_type 
     return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s %s: unknown type", option, name);
 }
 
-static sheaf_status open_context(session *s, const options *o) {
+sheaf_status session_open_context(session *s, const options *o) {
     sheaf_context_options co = sheaf_context_defaults();
     co.n_ctx = o->n_ctx;
     co.n_batch = o->n_batch;
     co.n_ubatch = o->n_ubatch < o->n_batch ? o->n_ubatch : o->n_batch;
+    if (o->bit == CMD_PERPLEXITY)
+        co.n_batch = co.n_ubatch; /* every row's logits are read: hand over no more than run at once */
     co.n_outputs = o->bit == CMD_PERPLEXITY ? 0 : 1;
     co.strict = o->strict;
     sheaf_status status = cache_type(o->type_k, "-ctk", &co.type_k);
@@ -96,7 +98,7 @@ sheaf_status session_open(session *s, const options *o, const char *list, unsign
     sheaf_status status = sheaf_world_open(&s->world);
     if (!status) status = open_devices(s, o, list);
     if (!status && (parts & SESSION_MODEL)) status = open_model(s, o, parts);
-    if (!status && (parts & SESSION_CONTEXT)) status = open_context(s, o);
+    if (!status && (parts & SESSION_CONTEXT)) status = session_open_context(s, o);
     if (status && s->world && sheaf_world_size(s->world) > 1) {
         sheaf_error_box box;
         sheaf_error_save(&box, status);

@@ -1,0 +1,492 @@
+/* `sheaf split`: how every tensor is cut over the devices, and what each device then holds. With a model no
+ * weight is read; with --tensors there is no model at all, only names, shapes and a table. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "launch/plans.h"
+
+/* --- what is shown: rows and devices, whatever they came from ------------------------------------------- */
+
+typedef struct split_view {
+    sheaf_split_row *rows;
+    int n_rows, cap_rows;
+    int n_devices;
+    const char *names[SHEAF_MAX_DEVICES];
+    float weight[SHEAF_MAX_DEVICES]; /* shares asked for, sum 1 */
+    sheaf_memory_row memory[SHEAF_MAX_DEVICES];
+    bool has_memory;
+    plan_summary plan;
+} split_view;
+
+static int64_t row_bytes_on(const sheaf_split_row *r, int device) {
+    int64_t ne[4];
+    sheaf_layout_local_ne(&r->layout, device, r->ne, ne);
+    size_t row = sheaf_row_bytes(r->type, ne[0]);
+    return row == SIZE_MAX ? 0 : (int64_t)row * ne[1] * ne[2] * ne[3];
+}
+
+/* Largest difference between a device's share of what is cut and the share asked for. */
+static double share_error(const split_view *v) {
+    double held[SHEAF_MAX_DEVICES] = {0}, total = 0, worst = 0;
+    for (int i = 0; i < v->n_rows; i++) {
+        if (v->rows[i].layout.kind != SHEAF_AXIS || v->rows[i].usage != SHEAF_USAGE_WEIGHTS) continue;
+        for (int d = 0; d < v->n_devices; d++) {
+            double bytes = (double)row_bytes_on(&v->rows[i], d);
+            held[d] += bytes;
+            total += bytes;
+        }
+    }
+    for (int d = 0; d < v->n_devices && total > 0; d++) worst = fmax(worst, fabs(held[d] / total - v->weight[d]));
+    return worst;
+}
+
+/* Weights and KV by device, from the layouts alone. */
+static void count_bytes(split_view *v) {
+    for (int i = 0; i < v->n_rows; i++) {
+        const sheaf_split_row *r = &v->rows[i];
+        for (int d = 0; d < v->n_devices; d++) {
+            size_t bytes = (size_t)row_bytes_on(r, d);
+            if (r->usage == SHEAF_USAGE_STATE)
+                v->memory[d].kv_bytes += bytes;
+            else
+                v->memory[d].weight_bytes += bytes;
+            if (r->usage != SHEAF_USAGE_STATE && r->layout.kind == SHEAF_MIRRORED) v->memory[d].mirrored_bytes += bytes;
+        }
+    }
+}
+
+static sheaf_status add_row(split_view *v, const sheaf_split_row *r) {
+    if (v->n_rows == v->cap_rows) {
+        int cap = v->cap_rows ? v->cap_rows * 2 : 256;
+        sheaf_split_row *grown = sheaf_realloc(v->rows, (size_t)cap * sizeof *grown);
+        if (!grown) return sheaf_fail(SHEAF_E_NO_MEMORY, "split: %d tensors", cap);
+        v->rows = grown;
+        v->cap_rows = cap;
+    }
+    v->rows[v->n_rows++] = *r;
+    return SHEAF_OK;
+}
+
+static void ask_shares(split_view *v, const options *o) {
+    float sum = 0;
+    for (int d = 0; d < v->n_devices; d++) {
+        v->weight[d] = o->n_share ? (d < o->n_share ? o->share[d] : 0) : 1;
+        sum += v->weight[d];
+    }
+    for (int d = 0; d < v->n_devices; d++) v->weight[d] /= sum > 0 ? sum : 1;
+}
+
+/* --- printing -------------------------------------------------------------------------------------------- */
+
+static void print_rows(const split_view *v) {
+    for (int i = 0; i < v->n_rows; i++) {
+        const sheaf_split_row *r = &v->rows[i];
+        char layout[256], shape[64];
+        int at = 0;
+        for (int k = 0; k < r->n_dims; k++)
+            at += snprintf(shape + at, sizeof shape - (size_t)at, "%s%lld", k ? " x " : "", (long long)r->ne[k]);
+        printf("%-32s %-6s %-18s %-14s %s\n", r->name, sheaf_type_name(r->type), shape, r->group ? r->group : "-",
+               sheaf_layout_text(&r->layout, layout, sizeof layout));
+    }
+}
+
+static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
+
+static void print_devices(const split_view *v, const options *o) {
+    double total = 0;
+    for (int d = 0; d < v->n_devices; d++) total += (double)v->memory[d].weight_bytes;
+    for (int d = 0; d < v->n_devices; d++) {
+        const sheaf_memory_row *m = &v->memory[d];
+        printf("%-10s weights %9.2f MiB (%.1f %%), of these mirrored %.2f MiB; KV %.2f MiB", v->names[d],
+               mib(m->weight_bytes), total > 0 ? (double)m->weight_bytes / total * 100 : 0, mib(m->mirrored_bytes),
+               mib(m->kv_bytes));
+        if (v->has_memory && (o->memory || o->summary))
+            printf("; compute %.2f MiB, staging %.2f MiB", mib(m->compute_bytes), mib(m->staging_bytes));
+        putchar('\n');
+    }
+    printf("share error at most %.2f %%", share_error(v) * 100);
+    if (v->plan.known) printf("; %d collectives a layer, %d reshards", v->plan.collectives_per_layer, v->plan.reshards);
+    putchar('\n');
+}
+
+static const char *layout_name(const sheaf_layout *l, char out[16]) {
+    if (l->kind == SHEAF_MIRRORED) return "mirrored";
+    if (l->kind == SHEAF_PARTIAL) return "partial";
+    snprintf(out, 16, "axis%d", l->axis);
+    return out;
+}
+
+static void add_json_rows(jdoc *d, const split_view *v) {
+    cJSON *list = j_array(d, d->root, "tensors");
+    for (int i = 0; i < v->n_rows; i++) {
+        const sheaf_split_row *r = &v->rows[i];
+        char layout[16];
+        cJSON *row = j_object(d, list, NULL);
+        j_string(d, row, "name", r->name);
+        j_string(d, row, "type", sheaf_type_name(r->type));
+        cJSON *ne = j_array(d, row, "ne");
+        for (int k = 0; k < r->n_dims; k++) j_integer(d, ne, NULL, r->ne[k]);
+        j_string(d, row, "layout", layout_name(&r->layout, layout));
+        cJSON *runs = j_array(d, row, "runs");
+        for (int k = 0; k < r->layout.n_runs && r->layout.kind == SHEAF_AXIS; k++) {
+            cJSON *run = j_array(d, runs, NULL);
+            j_integer(d, run, NULL, r->layout.runs[k].length);
+            cJSON *on = j_array(d, run, NULL);
+            for (int dev = 0; dev < v->n_devices; dev++)
+                if (r->layout.runs[k].devices >> dev & 1) j_integer(d, on, NULL, dev);
+        }
+        if (r->rule)
+            j_string(d, row, "rule", r->rule);
+        else
+            j_null(d, row, "rule");
+    }
+}
+
+static jdoc make_json(const split_view *v) {
+    jdoc d = j_new(false);
+    cJSON *list = j_array(&d, d.root, "devices");
+    for (int i = 0; i < v->n_devices; i++) {
+        cJSON *row = j_object(&d, list, NULL);
+        j_string(&d, row, "name", v->names[i]);
+        j_integer(&d, row, "weight_bytes", (int64_t)v->memory[i].weight_bytes);
+        j_integer(&d, row, "kv_bytes", (int64_t)v->memory[i].kv_bytes);
+        j_integer(&d, row, "compute_bytes", (int64_t)v->memory[i].compute_bytes);
+        j_integer(&d, row, "staging_bytes", (int64_t)v->memory[i].staging_bytes);
+        j_integer(&d, row, "mirrored_bytes", (int64_t)v->memory[i].mirrored_bytes);
+    }
+    add_json_rows(&d, v);
+    if (v->plan.known) {
+        j_integer(&d, d.root, "collectives_per_layer", v->plan.collectives_per_layer);
+        j_integer(&d, d.root, "reshards", v->plan.reshards);
+    } else {
+        j_null(&d, d.root, "collectives_per_layer");
+        j_null(&d, d.root, "reshards");
+    }
+    j_number(&d, d.root, "share_error_max", share_error(v));
+    return d;
+}
+
+/* --- --expect ---------------------------------------------------------------------------------------------- */
+
+static const char *name_of(const cJSON *row) {
+    const char *s = cJSON_GetStringValue(cJSON_GetObjectItem(row, "name"));
+    return s ? s : "?";
+}
+
+static const cJSON *find_row(const cJSON *list, const char *name) {
+    const cJSON *row;
+    cJSON_ArrayForEach(row, list) if (!strcmp(name_of(row), name)) return row;
+    return NULL;
+}
+
+/* One line for each row that differs in what `keys` name; the number of lines. */
+static int diff_lists(const cJSON *want, const cJSON *have, const char *const *keys) {
+    int lines = 0;
+    const cJSON *row;
+    cJSON_ArrayForEach(row, want) {
+        const cJSON *other = find_row(have, name_of(row));
+        if (!other) {
+            printf("- %s: expected, not there\n", name_of(row));
+            lines++;
+        }
+        for (int k = 0; other && keys[k]; k++) {
+            const cJSON *a = cJSON_GetObjectItem(row, keys[k]), *b = cJSON_GetObjectItem(other, keys[k]);
+            if (!a || cJSON_Compare(a, b, true)) continue;
+            char *at = cJSON_PrintUnformatted(a), *bt = b ? cJSON_PrintUnformatted(b) : NULL;
+            printf("! %s: %s: expected %s, is %s\n", name_of(row), keys[k], at ? at : "?", bt ? bt : "absent");
+            cJSON_free(at);
+            cJSON_free(bt);
+            lines++;
+        }
+    }
+    cJSON_ArrayForEach(row, have) if (!find_row(want, name_of(row))) {
+        printf("+ %s: not expected\n", name_of(row));
+        lines++;
+    }
+    return lines;
+}
+
+static sheaf_status compare(const split_view *v, const char *path) {
+    static const char *const tensor_keys[] = {"type", "ne", "layout", "runs", NULL};
+    static const char *const device_keys[] = {"weight_bytes", "kv_bytes", "mirrored_bytes", NULL};
+    char *text = NULL;
+    size_t n = 0;
+    sheaf_status s = read_text(path, &text, &n);
+    if (s) return s;
+    cJSON *want = cJSON_ParseWithLength(text, n);
+    sheaf_free(text);
+    if (!want) return sheaf_fail(SHEAF_E_FORMAT, "comparing with %s: it is no JSON document", path);
+    jdoc have = make_json(v);
+    int lines = 0;
+    if (have.failed) {
+        s = sheaf_fail(SHEAF_E_NO_MEMORY, "comparing with %s: out of memory", path);
+    } else if (!cJSON_GetObjectItem(want, "tensors")) {
+        s = sheaf_fail(SHEAF_E_FORMAT, "comparing with %s: it has no list \"tensors\"", path);
+    } else {
+        lines =
+            diff_lists(cJSON_GetObjectItem(want, "tensors"), cJSON_GetObjectItem(have.root, "tensors"), tensor_keys);
+        if (cJSON_GetObjectItem(want, "devices"))
+            lines += diff_lists(cJSON_GetObjectItem(want, "devices"), cJSON_GetObjectItem(have.root, "devices"),
+                                device_keys);
+    }
+    cJSON_Delete(want);
+    cJSON_Delete(have.root);
+    if (!s && lines) s = sheaf_fail(SHEAF_E_MISMATCH, "comparing with %s: %d differences", path, lines);
+    return s;
+}
+
+static sheaf_status present(split_view *v, const options *o) {
+    if (o->expect) return compare(v, o->expect);
+    if (o->json) {
+        jdoc d = make_json(v);
+        return j_print(&d, false);
+    }
+    if (!o->summary) print_rows(v);
+    print_devices(v, o);
+    return SHEAF_OK;
+}
+
+/* --- from a model -------------------------------------------------------------------------------------------- */
+
+static sheaf_status fill_from_model(split_view *v, session *s, const options *o) {
+    sheaf_split_row row;
+    sheaf_status status = SHEAF_OK;
+    for (int i = 0; !status && sheaf_model_split_row(s->model, i, &row); i++) status = add_row(v, &row);
+    v->n_devices = s->n_devices;
+    for (int d = 0; d < s->n_devices; d++) v->names[d] = s->devices[d]->name;
+    ask_shares(v, o);
+    count_bytes(v);
+    if (!status) status = plan_summarize(s, 1, &v->plan);
+    for (int d = 0; d < s->n_devices && !status; d++) {
+        sheaf_memory_row m;
+        if (!sheaf_context_memory_estimate(s->context, d, &m)) continue;
+        v->has_memory = true;
+        v->memory[d].compute_bytes = m.compute_bytes;
+        v->memory[d].staging_bytes = m.staging_bytes;
+        v->memory[d].kv_bytes = m.kv_bytes;
+    }
+    return status;
+}
+
+static sheaf_status split_model(const options *o) {
+    session s;
+    split_view v = {0};
+    sheaf_status status =
+        session_open(&s, o, o->n_devices ? o->devices[0] : NULL, SESSION_MODEL | SESSION_CONTEXT | SESSION_NO_DATA);
+    if (!status && session_leads(&s)) {
+        status = fill_from_model(&v, &s, o);
+        if (!status) status = present(&v, o);
+    }
+    sheaf_free(v.rows);
+    session_close(&s);
+    return status;
+}
+
+/* --- from a list of names -------------------------------------------------------------------------------------- */
+
+typedef struct name_list {
+    char *text; /* cut into strings in place */
+    sheaf_named *tensors;
+    int *dims;
+    int n, cap;
+    struct {
+        const char *key;
+        int64_t value;
+    } keys[64];
+    int n_keys;
+    const char *arch;
+} name_list;
+
+static sheaf_status list_key(void *ctx, const char *key, int64_t *out) {
+    const name_list *l = ctx;
+    for (int i = 0; i < l->n_keys; i++) {
+        const char *have = l->keys[i].key, *dot = strchr(have, '.');
+        if (strcmp(have, key) && (!dot || strcmp(dot + 1, key))) continue;
+        *out = l->keys[i].value;
+        return SHEAF_OK;
+    }
+    return sheaf_fail(SHEAF_E_NOT_FOUND, "%s: the list does not say it", key);
+}
+
+static char *trim(char *s) {
+    while (*s == ' ' || *s == '\t') s++;
+    for (size_t n = strlen(s); n && strchr(" \t\r", s[n - 1]); n--) s[n - 1] = 0;
+    return s;
+}
+
+static sheaf_status parse_key(name_list *l, char *line, char *equals, int number) {
+    *equals = 0;
+    char *key = trim(line), *value = trim(equals + 1), *end;
+    if (!strcmp(key, "general.architecture")) {
+        l->arch = value;
+        return SHEAF_OK;
+    }
+    long long x = strtoll(value, &end, 10);
+    if (end == value || *end)
+        return sheaf_fail(SHEAF_E_FORMAT, "line %d: %s = %s: not a whole number", number, key, value);
+    if (l->n_keys == 64) return sheaf_fail(SHEAF_E_FORMAT, "line %d: more than 64 keys", number);
+    l->keys[l->n_keys].key = key;
+    l->keys[l->n_keys++].value = x;
+    return SHEAF_OK;
+}
+
+static sheaf_status grow_list(name_list *l) {
+    if (l->n < l->cap) return SHEAF_OK;
+    int cap = l->cap ? l->cap * 2 : 256;
+    sheaf_named *t = sheaf_realloc(l->tensors, (size_t)cap * sizeof *t);
+    if (t) l->tensors = t;
+    int *dims = t ? sheaf_realloc(l->dims, (size_t)cap * sizeof *dims) : NULL;
+    if (!dims) return sheaf_fail(SHEAF_E_NO_MEMORY, "a list of %d tensors", cap);
+    l->dims = dims;
+    l->cap = cap;
+    return SHEAF_OK;
+}
+
+/* name, ne0 [ne1 ...], type */
+static sheaf_status parse_tensor(name_list *l, char *line, int number) {
+    char *save = NULL, *word = strtok_r(line, ", \t\r", &save), *end;
+    sheaf_status s = grow_list(l);
+    if (s) return s;
+    sheaf_named *t = &l->tensors[l->n];
+    *t = (sheaf_named){.name = word, .ne = {1, 1, 1, 1}};
+    int dims = 0;
+    while ((word = strtok_r(NULL, ", \t\r", &save))) {
+        long long x = strtoll(word, &end, 10);
+        if (*end) break;
+        if (dims == 4 || x < 1)
+            return sheaf_fail(SHEAF_E_FORMAT, "line %d: %s: %s: one to four sizes of at least 1", number, t->name,
+                              word);
+        t->ne[dims++] = x;
+    }
+    if (!dims || !word || !sheaf_type_from_name(word, &t->type) || strtok_r(NULL, ", \t\r", &save))
+        return sheaf_fail(SHEAF_E_FORMAT, "line %d: %s: a line is: name, ne0 [ne1 ...], type", number, t->name);
+    if (sheaf_row_bytes(t->type, t->ne[0]) == SIZE_MAX)
+        return sheaf_fail(SHEAF_E_FORMAT, "line %d: %s: rows of %lld are no whole blocks of %s", number, t->name,
+                          (long long)t->ne[0], word);
+    l->dims[l->n++] = dims;
+    return SHEAF_OK;
+}
+
+static sheaf_status parse_list(name_list *l) {
+    int number = 0;
+    for (char *line = l->text, *next; line; line = next) {
+        next = strchr(line, '\n');
+        if (next) *next++ = 0;
+        number++;
+        char *hash = strchr(line, '#');
+        if (hash) *hash = 0;
+        line = trim(line);
+        char *equals = strchr(line, '=');
+        sheaf_status s = !*line   ? SHEAF_OK
+                         : equals ? parse_key(l, line, equals, number)
+                                  : parse_tensor(l, line, number);
+        if (s) return s;
+    }
+    return l->n ? SHEAF_OK : sheaf_fail(SHEAF_E_FORMAT, "it names no tensor");
+}
+
+static sheaf_status open_policy(const options *o, const char *arch, sheaf_policy **out) {
+    if (!o->split_table) return sheaf_policy_builtin(o->arch ? o->arch : arch ? arch : "llama", out);
+    char *text = NULL;
+    size_t n = 0;
+    sheaf_status s = read_text(o->split_table, &text, &n);
+    if (!s) s = sheaf_policy_new(text, n, out);
+    if (s) s = sheaf_error_context(s, "split table %s", o->split_table);
+    sheaf_free(text);
+    return s;
+}
+
+static sheaf_status place_list(split_view *v, name_list *l, const options *o, const session *s, sheaf_arena *a) {
+    sheaf_policy *p = NULL;
+    v->n_devices = s->n_devices;
+    for (int d = 0; d < s->n_devices; d++) v->names[d] = s->devices[d]->name;
+    ask_shares(v, o);
+    sheaf_policy_env env = {
+        .get = list_key, .ctx = l, .weights = o->n_share ? v->weight : NULL, .n_devices = v->n_devices, .pack_rows = 1};
+    sheaf_status status = open_policy(o, l->arch, &p);
+    sheaf_placement *placed = status ? NULL : sheaf_arena_alloc(a, (size_t)l->n * sizeof *placed);
+    if (!status && !placed) status = sheaf_arena_status(a);
+    if (!status) status = sheaf_policy_place(p, &env, l->tensors, l->n, a, placed);
+    for (int i = 0; i < l->n && !status; i++) {
+        sheaf_split_row r = {.name = l->tensors[i].name,
+                             .type = l->tensors[i].type,
+                             .n_dims = l->dims[i],
+                             .layout = placed[i].layout,
+                             .group = placed[i].group,
+                             .rule = placed[i].rule,
+                             .usage = SHEAF_USAGE_WEIGHTS};
+        memcpy(r.ne, l->tensors[i].ne, sizeof r.ne);
+        if (strstr(r.name, "cache_k") || strstr(r.name, "cache_v")) r.usage = SHEAF_USAGE_STATE;
+        status = add_row(v, &r);
+    }
+    /* rule texts lie in the policy, so it is printed before it goes */
+    if (!status) count_bytes(v);
+    if (!status) status = present(v, o);
+    sheaf_policy_free(p);
+    return status;
+}
+
+static sheaf_status split_list(const options *o) {
+    session s;
+    split_view v = {0};
+    name_list l = {0};
+    size_t n = 0;
+    sheaf_arena *a = NULL;
+    sheaf_status status = session_open(&s, o, o->n_devices ? o->devices[0] : NULL, 0);
+    if (!status) status = read_text(o->tensors, &l.text, &n);
+    if (!status) {
+        status = parse_list(&l);
+        if (status) status = sheaf_error_context(status, "tensor list %s", o->tensors);
+    }
+    if (!status) status = sheaf_arena_new((size_t)1 << 16, &a);
+    if (!status) status = place_list(&v, &l, o, &s, a);
+    sheaf_arena_free(a);
+    sheaf_free(l.text);
+    sheaf_free(l.tensors);
+    sheaf_free(l.dims);
+    sheaf_free(v.rows);
+    session_close(&s);
+    return status;
+}
+
+/* --- --print-table ------------------------------------------------------------------------------------------------ */
+
+static sheaf_status print_table(const options *o) {
+    char arch[64] = "llama";
+    if (o->split_table) { /* checked, then printed as it is */
+        sheaf_policy *p = NULL;
+        char *text = NULL;
+        size_t n = 0;
+        sheaf_status s = open_policy(o, NULL, &p);
+        sheaf_policy_free(p);
+        if (!s) s = read_text(o->split_table, &text, &n);
+        if (!s) fwrite(text, 1, n, stdout);
+        sheaf_free(text);
+        return s;
+    }
+    if (o->arch) {
+        snprintf(arch, sizeof arch, "%s", o->arch);
+    } else if (o->model) {
+        sheaf_gguf *g = NULL;
+        sheaf_str name;
+        sheaf_status s = sheaf_gguf_open(o->model, &g);
+        if (!s) s = sheaf_gguf_get_str(g, "general.architecture", &name);
+        if (!s) snprintf(arch, sizeof arch, "%.*s", (int)(name.n < 63 ? name.n : 63), name.s);
+        sheaf_gguf_close(g);
+        if (s) return sheaf_error_context(s, "loading %s", o->model);
+    }
+    const char *text = sheaf_policy_builtin_text(arch);
+    if (!text) {
+        sheaf_status s = sheaf_fail(SHEAF_E_NOT_FOUND, "split table: no built-in one for architecture \"%s\"", arch);
+        return sheaf_error_hint(s, "known: %s", sheaf_known_architectures());
+    }
+    fputs(text, stdout);
+    return SHEAF_OK;
+}
+
+sheaf_status cmd_split(const options *o) {
+    if (o->print_table) return print_table(o);
+    if (o->tensors && o->model) return sheaf_fail(SHEAF_E_ARGUMENT, "options: -m and --tensors: exclude each other");
+    return o->tensors ? split_list(o) : split_model(o);
+}
