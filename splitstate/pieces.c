@@ -45,7 +45,7 @@ static bool next_run(sheaf_pieces *w, sheaf_piece *out) {
         }
         const sheaf_run *r = &w->layout->runs[w->run++];
         size_t bytes = (size_t)r->length / w->unit_elements * w->unit;
-        *out = (sheaf_piece){w->global0 + w->at_global, w->local0 + w->at_local, bytes};
+        *out = (sheaf_piece){w->global0 + w->at_global, w->local0 + w->at_local, bytes, w->run - 1};
         w->at_global += bytes;
         if (!(r->devices >> w->device & 1)) continue;
         w->at_local += bytes;
@@ -56,7 +56,7 @@ static bool next_run(sheaf_pieces *w, sheaf_piece *out) {
 
 bool sheaf_pieces_next(sheaf_pieces *w, sheaf_piece *out) {
     if (w->layout->kind != SHEAF_AXIS) { /* the shard is the whole tensor */
-        *out = (sheaf_piece){w->begin, w->begin, w->end - w->begin};
+        *out = (sheaf_piece){w->begin, w->begin, w->end - w->begin, -1};
         w->begin = w->end;
         return out->bytes > 0;
     }
@@ -64,7 +64,7 @@ bool sheaf_pieces_next(sheaf_pieces *w, sheaf_piece *out) {
         size_t lo = out->global > w->begin ? out->global : w->begin;
         size_t hi = out->global + out->bytes < w->end ? out->global + out->bytes : w->end;
         if (lo >= hi) continue;
-        *out = (sheaf_piece){lo, out->local + (lo - out->global), hi - lo};
+        *out = (sheaf_piece){lo, out->local + (lo - out->global), hi - lo, out->run};
         return true;
     }
     return false;

@@ -79,7 +79,7 @@ SHEAF_API uint64_t sheaf_layout_hash(const sheaf_layout *l);
 /* A walk over the pieces of a tensor that one device holds: for set/get/copies of any layout there is
  * one piece of segment arithmetic, this. A piece is a byte range of the *global* contiguous tensor and
  * where it lies in the device's contiguous shard. Pieces come in ascending order of both. */
-typedef struct sheaf_piece { size_t global, local, bytes; } sheaf_piece;
+typedef struct sheaf_piece { size_t global, local, bytes; int run; /* of the layout; -1: not cut */ } sheaf_piece;
 typedef struct sheaf_pieces { /* state of the walk; opaque */
     const sheaf_layout *layout; int device;
     size_t unit, unit_elements;            /* bytes of `unit_elements` of the cut dimension */
