@@ -44,7 +44,7 @@ static struct {
     bool on;
     pthread_t thread; /* that runs the tests */
     jmp_buf back;
-    bool failed, skipped;
+    bool failed, skipped, set_up; /* set_up: its tear-down is still owed */
     const struct criterion_suite *suite;
     const struct criterion_test *test;
     int n_run, n_failed, n_skipped;
@@ -74,6 +74,7 @@ void criterion_internal_test_setup(void) {
     }
     run_hook(here.suite->data, true);
     run_hook(here.test->data, true);
+    here.set_up = true;
 }
 
 void criterion_internal_test_main(void (*fn)(void)) {
@@ -89,6 +90,7 @@ void criterion_internal_test_teardown(void) {
         ((void (*)(void))behind("criterion_internal_test_teardown"))();
         return;
     }
+    here.set_up = false;
     run_hook(here.test->data, false);
     run_hook(here.suite->data, false);
 }
@@ -179,7 +181,7 @@ static void set_timer(double seconds) {
 static void run_one(const struct criterion_suite *suite, const struct criterion_test *test) {
     here.suite = suite;
     here.test = test;
-    here.failed = here.skipped = false;
+    here.failed = here.skipped = here.set_up = false;
     fprintf(stderr, "[ RUN ] %s/%s\n", suite->name, test->name);
     if (test->data->signal || test->data->exit_code) {
         fprintf(stderr, "skipped: ends its process\n");
@@ -187,6 +189,7 @@ static void run_one(const struct criterion_suite *suite, const struct criterion_
     } else {
         set_timer(test->data->timeout);
         if (!setjmp(here.back)) test->test();
+        if (here.set_up && !setjmp(here.back)) criterion_internal_test_teardown();
         set_timer(0);
     }
     here.n_run++;
