@@ -1,0 +1,20 @@
+/* The registry of architectures: general.architecture -> weights and graph. A family is one file that
+ * exports a model_arch, a row here, and a split table in splitstate/tables/. */
+#include "models/model_internal.h"
+
+#include <string.h>
+
+static const model_arch *const known[] = {&model_llama};
+
+const char *sheaf_known_architectures(void) { return "llama"; }
+
+sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out) {
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strlen(known[i]->name) == name.n && !memcmp(known[i]->name, name.s, name.n)) {
+            *out = known[i];
+            return SHEAF_OK;
+        }
+    char text[64];
+    return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: architecture \"%s\" not supported (known: %s)", path,
+                      sheaf_str_text(name, text, sizeof text), sheaf_known_architectures());
+}

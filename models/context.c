@@ -1,0 +1,436 @@
+/* A context: KV cache, scheduler, and the journey of a batch to its logits.
+ *
+ *   decode: validate, complete the batch -> tell the other ranks -> for each micro-batch
+ *           claim cells -> graph (reused or built) -> inputs -> compute -> rows of logits
+ *
+ * In steady state (one token after another inside one KV bucket) that path builds nothing and allocates
+ * nothing: the key of the graph stays the same [M4]. The KV length that a graph sees is rounded up to a
+ * bucket, so that a plan lives for a whole bucket; the mask hides the rest.
+ * Does not sample, does not know text. */
+#include "models/model_internal.h"
+
+#include <string.h>
+#include <time.h>
+
+enum { KV_BUCKET = 256 };
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* --- making --------------------------------------------------------------------------------------------- */
+
+sheaf_context_options sheaf_context_defaults(void) {
+    return (sheaf_context_options){
+        .n_batch = 2048, .n_ubatch = 512, .n_seq = 1, .n_outputs = 1, .type_k = SHEAF_F16, .type_v = SHEAF_F16};
+}
+
+static sheaf_status check_options(sheaf_context *c) {
+    sheaf_context_options *o = &c->o;
+    const sheaf_hparams *h = &c->model->hp;
+    if (o->n_ctx == 0) o->n_ctx = h->n_ctx_train;
+    if (o->n_batch == 0) o->n_batch = 2048;
+    if (o->n_ubatch == 0) o->n_ubatch = 512;
+    if (o->n_seq == 0) o->n_seq = 1;
+    if (o->n_ctx < 1 || o->n_batch < 1 || o->n_ubatch < 1 || o->n_seq < 1 || o->n_outputs < 0)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "context of %d tokens, batch %d, micro-batch %d, %d sequences", o->n_ctx,
+                          o->n_batch, o->n_ubatch, o->n_seq);
+    if (o->n_batch > o->n_ctx) o->n_batch = o->n_ctx; /* no more can ever fit */
+    if (o->n_ubatch > o->n_batch) o->n_ubatch = o->n_batch;
+    if (o->n_outputs == 0 || o->n_outputs > o->n_ubatch) o->n_outputs = o->n_ubatch;
+    const struct {
+        sheaf_type type;
+        int32_t head;
+        const char *what;
+    } kv[] = {{o->type_k, h->head_k, "keys"}, {o->type_v, h->head_v, "values"}};
+    for (int i = 0; i < 2; i++) {
+        if (!sheaf_type_valid(kv[i].type) || kv[i].type == SHEAF_F64)
+            return sheaf_fail(SHEAF_E_UNSUPPORTED, "KV cache: type %d for %s not supported", (int)kv[i].type,
+                              kv[i].what);
+        if (kv[i].head % sheaf_type_block(kv[i].type))
+            return sheaf_fail(SHEAF_E_UNSUPPORTED,
+                              "KV cache: type %s for %s: heads of %d are no whole number of blocks",
+                              sheaf_type_name(kv[i].type), kv[i].what, kv[i].head);
+    }
+    return SHEAF_OK;
+}
+
+/* Our own headers of the weights: sealing a graph writes into headers [M1]. */
+static sheaf_status copy_weights(sheaf_context *c) {
+    const sheaf_model *m = c->model;
+    sheaf_status s = sheaf_arena_new(64 << 10, &c->arena);
+    if (s) return s;
+    c->weight = sheaf_calloc((size_t)m->n_weights, sizeof(sheaf_tensor *));
+    if (!c->weight) return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for %d headers", m->n_weights);
+    for (int32_t i = 0; i < m->n_weights; i++) {
+        c->weight[i] = sheaf_dup(c->arena, m->weight[i]);
+        if (!c->weight[i]) return sheaf_arena_status(c->arena);
+        *c->weight[i] = *m->weight[i];
+        c->weight[i]->index = -1;
+    }
+    return SHEAF_OK;
+}
+
+static sheaf_tensor *cache_tensor(sheaf_context *c, sheaf_type type, int64_t row, const char *name) {
+    sheaf_tensor *t = sheaf_new_2d(c->state, type, row, c->o.n_ctx);
+    return sheaf_set_flag(sheaf_set_name(t, "%s", name), SHEAF_FLAG_STATE);
+}
+
+static sheaf_status make_cache(sheaf_context *c) {
+    const sheaf_model *m = c->model;
+    const sheaf_hparams *h = &m->hp;
+    sheaf_status s = sheaf_arena_new(16 << 10, &c->state);
+    if (s) return s;
+    c->cache_k = sheaf_calloc((size_t)h->n_layer, sizeof(sheaf_tensor *));
+    c->cache_v = sheaf_calloc((size_t)h->n_layer, sizeof(sheaf_tensor *));
+    if (!c->cache_k || !c->cache_v) return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a KV cache");
+    for (int32_t il = 0; il < h->n_layer; il++) {
+        c->cache_k[il] = cache_tensor(c, c->o.type_k, (int64_t)h->n_head_kv * h->head_k, m->kv_name[2 * il]);
+        c->cache_v[il] = cache_tensor(c, c->o.type_v, (int64_t)h->n_head_kv * h->head_v, m->kv_name[2 * il + 1]);
+        if (!c->cache_k[il] || !c->cache_v[il]) return sheaf_arena_status(c->state);
+    }
+    s = sheaf_arena_place_all(c->state, m->device->buffer_type, SHEAF_USAGE_STATE, &c->kv);
+    /* Cells that nobody wrote are masked, but 0 x NaN is NaN: they must hold numbers. */
+    if (!s) s = sheaf_buffer_clear(c->kv, 0);
+    return s ? sheaf_error_context(s, "KV cache of %d tokens on %s", c->o.n_ctx, m->device->name) : SHEAF_OK;
+}
+
+static sheaf_status make_scheduler(sheaf_context *c) {
+    sheaf_status s = sheaf_backend_new(c->model->device, &c->backend);
+    if (!s) s = sheaf_backend_new(c->model->host, &c->host);
+    if (s) return s;
+    sheaf_sched_options o = {.n_copies = 1};
+    return sheaf_sched_new((sheaf_backend *const[]){c->backend, c->host}, 2, &o, &c->sched);
+}
+
+static sheaf_status make_batch(sheaf_context *c) {
+    size_t n = (size_t)c->o.n_batch, members = (size_t)c->model->n_members;
+    full_batch *b = &c->batch;
+    b->token = sheaf_malloc(n * sizeof *b->token);
+    b->pos = sheaf_malloc(n * sizeof *b->pos);
+    b->seq = sheaf_malloc(n * sizeof *b->seq);
+    b->want = sheaf_malloc(n);
+    c->claimed = sheaf_malloc(n * sizeof *c->claimed);
+    c->plan_compute = sheaf_calloc(members, sizeof *c->plan_compute);
+    c->plan_staging = sheaf_calloc(members, sizeof *c->plan_staging);
+    if (!b->token || !b->pos || !b->seq || !b->want || !c->claimed || !c->plan_compute || !c->plan_staging)
+        return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a batch of %zu tokens", n);
+    return kv_cells_init(&c->cells, c->o.n_ctx, c->o.n_seq);
+}
+
+static sheaf_status need_logits(sheaf_context *c, int32_t rows) {
+    if (rows <= c->logits_rows) return SHEAF_OK;
+    size_t bytes;
+    if (sheaf_mul_overflow((size_t)rows * sizeof(float), (size_t)c->model->hp.n_vocab, &bytes))
+        return sheaf_fail(SHEAF_E_NO_MEMORY, "%d rows of logits", rows);
+    sheaf_free(c->logits);
+    c->logits_rows = 0;
+    c->logits = sheaf_aligned_alloc(64, bytes);
+    if (!c->logits) return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for %d rows of logits (%zu bytes)", rows, bytes);
+    c->logits_rows = rows;
+    return SHEAF_OK;
+}
+
+/* --- graphs --------------------------------------------------------------------------------------------- */
+
+static int32_t bucket(const sheaf_context *c, int32_t n_kv) {
+    int64_t up = ((int64_t)n_kv + KV_BUCKET - 1) / KV_BUCKET * KV_BUCKET;
+    if (up < KV_BUCKET) up = KV_BUCKET;
+    return up > c->o.n_ctx ? c->o.n_ctx : (int32_t)up;
+}
+
+/* Builds the graph of `key` in the arena whose turn it is. */
+static sheaf_status build_graph(sheaf_context *c, graph_key key, graph_build *b) {
+    sheaf_arena *a = c->graphs[c->turn ^= 1];
+    sheaf_arena_reset(a);
+    *b = (graph_build){.model = c->model,
+                       .hp = &c->model->hp,
+                       .arena = a,
+                       .weight = c->weight,
+                       .cache_k = c->cache_k,
+                       .cache_v = c->cache_v,
+                       .key = key};
+    sheaf_status s = sheaf_graph_new(a, 64 + 32 * c->model->hp.n_layer, &b->graph);
+    if (s) return s;
+    graph_inputs_make(b);
+    c->model->arch->build(b);
+    sheaf_set_flag(b->logits, SHEAF_FLAG_OUTPUT);
+    layer_emit(b, b->logits);
+    s = sheaf_arena_status(a);
+    if (!s) s = b->status;
+    if (!s) s = sheaf_graph_seal(b->graph);
+    return s ? sheaf_error_context(s, "building the graph of %d tokens", key.n_tokens) : SHEAF_OK;
+}
+
+/* Makes the graph of `key` the allocated one. */
+static sheaf_status use_graph(sheaf_context *c, graph_key key) {
+    if (!memcmp(&key, &c->key, sizeof key)) {
+        c->stats.graphs_reused++;
+        return SHEAF_OK;
+    }
+    graph_build b;
+    c->key = (graph_key){0};
+    sheaf_status s = build_graph(c, key, &b);
+    if (!s) s = sheaf_sched_alloc(c->sched, b.graph);
+    if (s) return s;
+    c->key = key;
+    c->in = b.in;
+    c->logits_node = b.logits;
+    c->stats.graphs_built++;
+    return SHEAF_OK;
+}
+
+/* Largest plan so far, per member. */
+static void note_plans(sheaf_context *c) {
+    sheaf_backend *be;
+    const sheaf_prepared *p;
+    for (int i = 0; c->model->is_meta && (p = sheaf_sched_prepared(c->sched, i, &be)); i++) {
+        if (be != c->backend) continue;
+        sheaf_plan_info info = sheaf_plan_get_info(sheaf_meta_plan(p));
+        for (int d = 0; d < c->model->n_members; d++) {
+            if (info.compute_bytes[d] > c->plan_compute[d]) c->plan_compute[d] = info.compute_bytes[d];
+            if (info.staging_bytes[d] > c->plan_staging[d]) c->plan_staging[d] = info.staging_bytes[d];
+        }
+    }
+}
+
+static sheaf_status reserve(sheaf_context *c, int32_t n_tokens, int32_t n_out, int32_t *nodes, int32_t *splits) {
+    graph_build b;
+    sheaf_status s = build_graph(c, (graph_key){n_tokens, c->o.n_ctx, n_out}, &b);
+    if (!s) s = sheaf_sched_reserve(c->sched, b.graph);
+    if (s) return s;
+    sheaf_sched_stats st = sheaf_sched_get_stats(c->sched);
+    *nodes = b.graph->n_nodes;
+    *splits = st.n_splits;
+    note_plans(c);
+    return SHEAF_OK;
+}
+
+/* Prompt, token, prompt: the last one leaves the memory laid out for the larger graph, so that the first
+ * prompt finds it so. */
+static sheaf_status reserve_all(sheaf_context *c) {
+    sheaf_context_stats *st = &c->stats;
+    sheaf_status s = reserve(c, c->o.n_ubatch, c->o.n_outputs, &st->nodes_prompt, &st->splits_prompt);
+    if (!s) s = reserve(c, 1, 1, &st->nodes_token, &st->splits_token);
+    if (!s) s = reserve(c, c->o.n_ubatch, c->o.n_outputs, &st->nodes_prompt, &st->splits_prompt);
+    return s ? sheaf_error_context(s, "reserving compute memory on %s", c->model->device->name) : SHEAF_OK;
+}
+
+sheaf_status sheaf_context_new(sheaf_model *m, const sheaf_context_options *o, sheaf_context **out) {
+    *out = NULL;
+    sheaf_context *c = sheaf_calloc(1, sizeof *c);
+    if (!c) return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a context");
+    c->model = m;
+    c->o = *o;
+    sheaf_status s = check_options(c);
+    if (!s && m->is_meta) sheaf_meta_set_strict(m->device, o->strict);
+    if (!s) s = copy_weights(c);
+    if (!s) s = make_cache(c);
+    if (!s) s = make_batch(c);
+    if (!s) s = sheaf_arena_new(256 << 10, &c->graphs[0]);
+    if (!s) s = sheaf_arena_new(256 << 10, &c->graphs[1]);
+    if (!s) s = make_scheduler(c);
+    if (!s) s = reserve_all(c);
+    if (!s) s = need_logits(c, 1);
+    if (s) {
+        sheaf_error_box box;
+        sheaf_error_save(&box, s);
+        sheaf_context_free(c);
+        return sheaf_error_restore(&box);
+    }
+    *out = c;
+    return SHEAF_OK;
+}
+
+void sheaf_context_free(sheaf_context *c) {
+    if (!c) return;
+    if (c->logits && follow_leads(c)) (void)follow_send(c, FOLLOW_END, 0, 0, 0);
+    sheaf_sched_free(c->sched);
+    sheaf_backend_free(c->host);
+    sheaf_backend_free(c->backend);
+    sheaf_arena_free(c->graphs[1]);
+    sheaf_arena_free(c->graphs[0]);
+    sheaf_buffer_free(c->kv);
+    sheaf_free(c->cache_v);
+    sheaf_free(c->cache_k);
+    sheaf_arena_free(c->state);
+    sheaf_free(c->weight);
+    sheaf_arena_free(c->arena);
+    kv_cells_free(&c->cells);
+    sheaf_free(c->claimed);
+    sheaf_free(c->batch.token);
+    sheaf_free(c->batch.pos);
+    sheaf_free(c->batch.seq);
+    sheaf_free(c->batch.want);
+    sheaf_free(c->plan_compute);
+    sheaf_free(c->plan_staging);
+    sheaf_free(c->logits);
+    sheaf_free(c);
+}
+
+/* --- decode --------------------------------------------------------------------------------------------- */
+
+static sheaf_status complete_token(sheaf_context *c, const sheaf_batch *b, int32_t i) {
+    full_batch *f = &c->batch;
+    int32_t token = b->token[i], seq = b->seq ? b->seq[i] : 0;
+    if (token < 0 || token >= c->model->hp.n_vocab)
+        return sheaf_fail(SHEAF_E_RANGE, "token %d of the batch: id %d is outside the vocabulary of %d", i, token,
+                          c->model->hp.n_vocab);
+    if (seq < 0 || seq >= c->o.n_seq)
+        return sheaf_fail(SHEAF_E_RANGE, "token %d of the batch: sequence %d of %d", i, seq, c->o.n_seq);
+    int32_t *next = &c->cells.ahead[seq], pos = b->pos ? b->pos[i] : *next;
+    if (pos < *next || pos == INT32_MAX)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "token %d of the batch: position %d of sequence %d, expected at least %d",
+                          i, pos, seq, *next);
+    *next = pos + 1;
+    f->token[i] = token;
+    f->seq[i] = seq;
+    f->pos[i] = pos;
+    f->want[i] = b->want ? b->want[i] != 0 : i == b->n - 1;
+    return SHEAF_OK;
+}
+
+/* Fills c->batch from the caller's, or says what is wrong with it; changes nothing else. */
+static sheaf_status complete_batch(sheaf_context *c, const sheaf_batch *b) {
+    if (b->n <= 0 || b->n > c->o.n_batch || !b->token)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "a batch of %d tokens, expected 1 to %d", b->n, c->o.n_batch);
+    if (b->n > c->o.n_ctx - c->cells.used)
+        return sheaf_fail(SHEAF_E_RANGE, "%d tokens do not fit the context: %d of %d cells are free", b->n,
+                          c->o.n_ctx - c->cells.used, c->o.n_ctx);
+    memcpy(c->cells.ahead, c->cells.next, (size_t)c->o.n_seq * sizeof *c->cells.ahead);
+    c->batch.n = b->n;
+    sheaf_status s = SHEAF_OK;
+    for (int32_t i = 0; i < b->n && !s; i++) s = complete_token(c, b, i);
+    return s;
+}
+
+/* How many tokens from `first` run together: a micro-batch, with no more wanted rows than were reserved. */
+static int32_t ubatch_length(const sheaf_context *c, int32_t first, int32_t *wanted) {
+    int32_t n = 0;
+    *wanted = 0;
+    while (n < c->o.n_ubatch && first + n < c->batch.n) {
+        bool want = c->batch.want[first + n];
+        if (want && *wanted == c->o.n_outputs) break;
+        *wanted += want;
+        n++;
+    }
+    return n;
+}
+
+static sheaf_status run_ubatch(sheaf_context *c, int32_t first, int32_t n, int32_t wanted) {
+    for (int32_t i = first; i < first + n; i++)
+        c->claimed[c->n_claimed++] = kv_cells_claim(&c->cells, c->batch.seq[i], c->batch.pos[i]);
+    sheaf_status s = use_graph(c, (graph_key){n, bucket(c, c->cells.high), wanted ? wanted : 1});
+    if (!s) s = graph_inputs_fill(c, first, n);
+    if (!s) s = sheaf_sched_compute(c->sched);
+    if (s) return s;
+    uint64_t before = now_ns();
+    s = sheaf_sched_synchronize(c->sched);
+    c->stats.device_ns += now_ns() - before;
+    if (s || !wanted) return s;
+    size_t row = (size_t)c->model->hp.n_vocab;
+    s = sheaf_tensor_get(c->logits_node, c->logits + (size_t)c->n_out * row, 0, (size_t)wanted * row * sizeof(float));
+    c->n_out += wanted;
+    return s;
+}
+
+/* Gives back the cells of a batch that failed [M3]. */
+static void drop_claimed(sheaf_context *c) {
+    for (int32_t i = 0; i < c->n_claimed; i++) {
+        int32_t seq = c->cells.seq[c->claimed[i]];
+        kv_cells_release(&c->cells, c->claimed[i]);
+        if (i + 1 == c->n_claimed || c->cells.seq[c->claimed[i + 1]] != seq) kv_cells_settle(&c->cells, seq);
+    }
+}
+
+sheaf_status context_run_batch(sheaf_context *c) {
+    uint64_t start = now_ns(), waited = c->stats.device_ns;
+    int32_t rows = 0;
+    for (int32_t i = 0; i < c->batch.n; i++) rows += c->batch.want[i];
+    c->n_out = c->n_claimed = 0;
+    sheaf_status s = need_logits(c, rows);
+    for (int32_t first = 0, n; first < c->batch.n && !s; first += n) {
+        int32_t wanted;
+        n = ubatch_length(c, first, &wanted);
+        s = run_ubatch(c, first, n, wanted);
+    }
+    s = follow_agree(c, s);
+    if (s) {
+        drop_claimed(c);
+        c->n_out = 0;
+    }
+    c->stats.decodes++;
+    c->stats.overhead_ns += now_ns() - start - (c->stats.device_ns - waited);
+    return s;
+}
+
+sheaf_status sheaf_decode(sheaf_context *c, const sheaf_batch *b) {
+    sheaf_status s = complete_batch(c, b);
+    if (!s && follow_leads(c)) s = follow_send_batch(c);
+    return s ? s : context_run_batch(c);
+}
+
+/* --- asking --------------------------------------------------------------------------------------------- */
+
+const float *sheaf_logits(const sheaf_context *c, int32_t i) {
+    return i < 0 || i >= c->n_out ? NULL : c->logits + (size_t)i * (size_t)c->model->hp.n_vocab;
+}
+
+int32_t sheaf_n_outputs(const sheaf_context *c) { return c->n_out; }
+
+/* FNV-1a over 32-bit words: the bits themselves, so that 0 and -0 differ. */
+uint64_t sheaf_logits_hash(const sheaf_context *c, int32_t i) {
+    const float *row = sheaf_logits(c, i);
+    uint64_t h = 0xcbf29ce484222325u;
+    for (int32_t k = 0; row && k < c->model->hp.n_vocab; k++) {
+        uint32_t bits;
+        memcpy(&bits, &row[k], sizeof bits);
+        h = (h ^ bits) * 0x100000001b3u;
+    }
+    return h;
+}
+
+int32_t sheaf_n_ctx(const sheaf_context *c) { return c->o.n_ctx; }
+int32_t sheaf_kv_used(const sheaf_context *c, int32_t seq) {
+    return seq < 0 || seq >= c->o.n_seq ? 0 : c->cells.count[seq];
+}
+
+void context_kv_clear(sheaf_context *c) { kv_cells_clear(&c->cells); }
+
+void sheaf_kv_clear(sheaf_context *c) {
+    if (follow_leads(c)) (void)follow_send(c, FOLLOW_CLEAR, 0, 0, 0);
+    context_kv_clear(c);
+}
+
+sheaf_status context_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1) {
+    if (seq < 0 || seq >= c->o.n_seq) return sheaf_fail(SHEAF_E_RANGE, "sequence %d of %d", seq, c->o.n_seq);
+    for (int32_t i = 0; i < c->cells.high; i++)
+        if (c->cells.seq[i] == seq && c->cells.pos[i] >= p0 && (p1 < 0 || c->cells.pos[i] < p1))
+            kv_cells_release(&c->cells, i);
+    kv_cells_settle(&c->cells, seq);
+    return SHEAF_OK;
+}
+
+sheaf_status sheaf_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1) {
+    sheaf_status s = follow_leads(c) ? follow_send(c, FOLLOW_REMOVE, seq, p0, p1) : SHEAF_OK;
+    return s ? s : context_kv_remove(c, seq, p0, p1);
+}
+
+sheaf_context_stats sheaf_context_get_stats(const sheaf_context *c) { return c->stats; }
+sheaf_sched *sheaf_context_sched(sheaf_context *c) { return c->sched; }
+sheaf_backend *sheaf_context_backend(sheaf_context *c) { return c->backend; }
+
+sheaf_status sheaf_context_graph(sheaf_context *c, int32_t n_tokens, int32_t n_kv, sheaf_graph **out) {
+    if (n_tokens < 1 || n_tokens > c->o.n_ubatch || n_kv < n_tokens || n_kv > c->o.n_ctx)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "a graph of %d tokens at %d of %d (micro-batch %d)", n_tokens, n_kv,
+                          c->o.n_ctx, c->o.n_ubatch);
+    graph_build b;
+    c->key = (graph_key){0};
+    sheaf_status s = build_graph(
+        c, (graph_key){n_tokens, bucket(c, n_kv), n_tokens < c->o.n_outputs ? n_tokens : c->o.n_outputs}, &b);
+    if (!s) s = sheaf_sched_alloc(c->sched, b.graph);
+    if (!s) *out = b.graph;
+    return s;
+}

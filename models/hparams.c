@@ -1,0 +1,248 @@
+/* Hyper-parameters: GGUF keys under the architecture's prefix, defaults where the format has some, and
+ * every number checked before a shape is made of it. Reads no tensor data. */
+#include "models/model_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_LAYERS = 4096, KEY_BYTES = 128 };
+#define MAX_LENGTH ((int64_t)1 << 30) /* of any one dimension: products of two stay below 2^63 */
+
+static const char *full_key(const sheaf_model *m, const char *suffix, char key[KEY_BYTES]) {
+    snprintf(key, KEY_BYTES, "%s.%s", m->arch->name, suffix);
+    return key;
+}
+
+sheaf_status model_key_i64(const sheaf_model *m, const char *suffix, int64_t index, int64_t *out) {
+    char key[KEY_BYTES];
+    full_key(m, suffix, key);
+    int64_t at = sheaf_gguf_find(m->gguf, key);
+    if (at >= 0 && index >= 0 && sheaf_gguf_array_length(m->gguf, at) >= 0)
+        return sheaf_gguf_array_i64(m->gguf, key, index, out);
+    return sheaf_gguf_get_i64(m->gguf, key, out);
+}
+
+/* An integer in [lo, hi]; `fallback` when the key is absent, unless that is below lo: then it is needed. */
+static sheaf_status integer(const sheaf_model *m, const char *suffix, int64_t lo, int64_t hi, int64_t fallback,
+                            int32_t *out) {
+    char key[KEY_BYTES];
+    int64_t v = fallback;
+    sheaf_status s = sheaf_gguf_get_i64(m->gguf, full_key(m, suffix, key), &v);
+    if (s && !(s == SHEAF_E_NOT_FOUND && fallback >= lo)) return s;
+    if (v < lo || v > hi)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s is %lld, expected %lld to %lld", m->path, key, (long long)v,
+                          (long long)lo, (long long)hi);
+    *out = (int32_t)v;
+    return SHEAF_OK;
+}
+
+/* The same for a key that may be an array with one entry a layer: all must be equal (so far). */
+static sheaf_status per_layer(const sheaf_model *m, const char *suffix, int64_t lo, int64_t hi, int64_t fallback,
+                              int32_t *out) {
+    char key[KEY_BYTES];
+    int64_t at = sheaf_gguf_find(m->gguf, full_key(m, suffix, key));
+    int64_t n = at < 0 ? -1 : sheaf_gguf_array_length(m->gguf, at);
+    if (n < 0) return integer(m, suffix, lo, hi, fallback, out);
+    if (n != m->hp.n_layer)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s has %lld entries for %d layers", m->path, key, (long long)n,
+                          m->hp.n_layer);
+    int64_t first = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t v;
+        sheaf_status s = sheaf_gguf_array_i64(m->gguf, key, i, &v);
+        if (s) return s;
+        if (i == 0) first = v;
+        if (v != first)
+            return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: key %s differs by layer (%lld in layer 0, %lld in layer %lld)",
+                              m->path, key, (long long)first, (long long)v, (long long)i);
+    }
+    if (first < lo || first > hi)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s is %lld, expected %lld to %lld", m->path, key, (long long)first,
+                          (long long)lo, (long long)hi);
+    *out = (int32_t)first;
+    return SHEAF_OK;
+}
+
+/* A finite float; the value stays when the key is absent. */
+static sheaf_status number(const sheaf_model *m, const char *suffix, float *io) {
+    char key[KEY_BYTES];
+    float v = *io;
+    sheaf_status s = sheaf_gguf_get_f32(m->gguf, full_key(m, suffix, key), &v);
+    if (s == SHEAF_E_NOT_FOUND) return SHEAF_OK;
+    if (s) return s;
+    if (!isfinite(v)) return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s is %g", m->path, key, (double)v);
+    *io = v;
+    return SHEAF_OK;
+}
+
+/* --- shapes --- */
+
+static sheaf_status vocabulary(sheaf_model *m) {
+    const sheaf_gguf_tensor *t = sheaf_gguf_find_tensor(m->gguf, "token_embd.weight");
+    if (!t)
+        return sheaf_fail(SHEAF_E_NOT_FOUND, "%s: tensor token_embd.weight not found for architecture %s", m->path,
+                          m->arch->name);
+    if (t->ne[1] > MAX_LENGTH)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: token_embd.weight has %lld rows", m->path, (long long)t->ne[1]);
+    m->hp.n_vocab = (int32_t)t->ne[1];
+    return SHEAF_OK;
+}
+
+static sheaf_status shapes(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    sheaf_status s = integer(m, "block_count", 1, MAX_LAYERS, -1, &h->n_layer);
+    if (!s) s = integer(m, "context_length", 1, INT32_MAX, -1, &h->n_ctx_train);
+    if (!s) s = integer(m, "embedding_length", 1, MAX_LENGTH, -1, &h->n_embd);
+    if (!s) s = per_layer(m, "feed_forward_length", 1, MAX_LENGTH, -1, &h->n_ff);
+    if (!s) s = per_layer(m, "attention.head_count", 1, 1 << 16, -1, &h->n_head);
+    if (!s) s = per_layer(m, "attention.head_count_kv", 1, 1 << 16, h->n_head, &h->n_head_kv);
+    if (s) return s;
+    if (h->n_head % h->n_head_kv)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: %d heads are no multiple of %d KV heads", m->path, h->n_head,
+                          h->n_head_kv);
+    /* The head size follows from the width only where the file says nothing. */
+    int64_t head = h->n_embd % h->n_head == 0 ? h->n_embd / h->n_head : 0;
+    s = integer(m, "attention.key_length", 1, 1 << 16, head, &h->head_k);
+    if (!s) s = integer(m, "attention.value_length", 1, 1 << 16, head, &h->head_v);
+    if (!s && (int64_t)h->n_head * (h->head_k > h->head_v ? h->head_k : h->head_v) > MAX_LENGTH)
+        s = sheaf_fail(SHEAF_E_FORMAT, "%s: %d heads of %d", m->path, h->n_head, h->head_k);
+    return s ? s : vocabulary(m);
+}
+
+/* --- rope --- */
+
+/* freq_scale and the YaRN numbers from rope.scaling.*; Llama 3's stretching comes as a tensor of factors. */
+static sheaf_status rope_scaling(sheaf_model *m) {
+    char key[KEY_BYTES], text[64];
+    sheaf_params *p = &m->hp.rope;
+    sheaf_str kind = {"none", 4};
+    float factor = 0, legacy = 0;
+    sheaf_status s = sheaf_gguf_get_str(m->gguf, full_key(m, "rope.scaling.type", key), &kind);
+    if (s && s != SHEAF_E_NOT_FOUND) return s;
+    s = number(m, "rope.scale_linear", &legacy);
+    if (!s) s = number(m, "rope.scaling.factor", &factor);
+    if (!s) s = number(m, "rope.scaling.attn_factor", &p->rope.attn_factor);
+    if (s) return s;
+    if (factor == 0) factor = legacy;
+    if (factor < 0) return sheaf_fail(SHEAF_E_FORMAT, "%s: a rope scaling factor of %g", m->path, (double)factor);
+    sheaf_str_text(kind, text, sizeof text);
+    bool linear = !strcmp(text, "linear") || (legacy > 0 && !strcmp(text, "none")), yarn = !strcmp(text, "yarn");
+    if (!linear && !yarn && strcmp(text, "none") != 0 && strcmp(text, "llama3") != 0)
+        return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: rope scaling \"%s\" not supported (none, linear, yarn, llama3 are)",
+                          m->path, text);
+    if ((linear || yarn) && factor > 0) p->rope.freq_scale = 1.0f / factor;
+    if (!yarn) return SHEAF_OK;
+    p->rope.ext_factor = 1.0f;
+    s = number(m, "rope.scaling.yarn_ext_factor", &p->rope.ext_factor);
+    if (!s) s = number(m, "rope.scaling.yarn_attn_factor", &p->rope.attn_factor);
+    if (!s) s = number(m, "rope.scaling.yarn_beta_fast", &p->rope.beta_fast);
+    if (!s) s = number(m, "rope.scaling.yarn_beta_slow", &p->rope.beta_slow);
+    return s;
+}
+
+static sheaf_status rope(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    sheaf_params *p = &h->rope;
+    p->rope.kind = (int32_t)m->arch->rope;
+    p->rope.freq_base = 10000.0f;
+    p->rope.freq_scale = p->rope.attn_factor = 1.0f;
+    p->rope.beta_fast = 32.0f;
+    p->rope.beta_slow = 1.0f;
+    sheaf_status s = integer(m, "rope.dimension_count", 1, h->head_k, h->head_k, &p->rope.n_dims);
+    if (!s) s = integer(m, "rope.scaling.original_context_length", 1, INT32_MAX, h->n_ctx_train, &p->rope.n_ctx_orig);
+    if (!s) s = number(m, "rope.freq_base", &p->rope.freq_base);
+    if (!s) s = rope_scaling(m);
+    if (s) return s;
+    if (p->rope.n_dims % 2)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: rope over an odd number of dimensions (%d)", m->path, p->rope.n_dims);
+    if (!(p->rope.freq_base > 0))
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: rope.freq_base is %g", m->path, (double)p->rope.freq_base);
+    return SHEAF_OK;
+}
+
+/* --- the rest --- */
+
+static sheaf_status scales(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    h->rms_eps = NAN;
+    h->attn_scale = 1.0f / sqrtf((float)h->head_k);
+    h->logit_scale = h->embed_scale = h->residual_scale = 1.0f;
+    sheaf_status s = number(m, "attention.layer_norm_rms_epsilon", &h->rms_eps);
+    if (!s) s = number(m, "attention.scale", &h->attn_scale);
+    if (s) return s;
+    if (!(h->rms_eps >= 0))
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s.attention.layer_norm_rms_epsilon is missing or negative", m->path,
+                          m->arch->name);
+    return SHEAF_OK;
+}
+
+/* A part that we do not have would otherwise be computed wrongly, or end as a missing tensor (K11, G10). */
+static sheaf_status refuse_experts(const sheaf_model *m) {
+    char key[KEY_BYTES];
+    int64_t experts = 0;
+    sheaf_status s = sheaf_gguf_get_i64(m->gguf, full_key(m, "expert_count", key), &experts);
+    if (s && s != SHEAF_E_NOT_FOUND) return s;
+    if (experts == 0) return SHEAF_OK;
+    return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: key %s is %lld; experts are not supported for architecture %s", m->path,
+                      key, (long long)experts, m->arch->name);
+}
+
+/* GGUF's general.file_type numbers. */
+static const char *file_type_text(int64_t n) {
+    static const char *const text[] = {
+        [0] = "F32",     [1] = "F16",     [2] = "Q4_0",    [3] = "Q4_1",    [7] = "Q8_0",
+        [8] = "Q5_0",    [9] = "Q5_1",    [10] = "Q2_K",   [11] = "Q3_K_S", [12] = "Q3_K_M",
+        [13] = "Q3_K_L", [14] = "Q4_K_S", [15] = "Q4_K_M", [16] = "Q5_K_S", [17] = "Q5_K_M",
+        [18] = "Q6_K",   [25] = "IQ4_NL", [30] = "IQ4_XS", [32] = "BF16",   [38] = "MXFP4",
+    };
+    return n >= 0 && n < (int64_t)(sizeof text / sizeof *text) ? text[n] : NULL;
+}
+
+/* "llama 135M Q4_1" */
+static void describe(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    int64_t file_type = -1;
+    (void)sheaf_gguf_get_i64(m->gguf, "general.file_type", &file_type);
+    const char *type = file_type_text(file_type);
+    if (!type) type = "mixed";
+    double n = (double)h->n_params;
+    if (n >= 1e9) {
+        snprintf(h->type, sizeof h->type, "%s %.1fB %s", h->arch, n / 1e9, type);
+    } else if (n >= 1e7) {
+        snprintf(h->type, sizeof h->type, "%s %.0fM %s", h->arch, n / 1e6, type);
+    } else {
+        snprintf(h->type, sizeof h->type, "%s %.1fM %s", h->arch, n / 1e6, type);
+    }
+    sheaf_str name;
+    if (sheaf_gguf_get_str(m->gguf, "general.name", &name) == SHEAF_OK) sheaf_str_text(name, h->name, sizeof h->name);
+}
+
+/* Sizes of what the file holds. A token reads every weight but the embedding, of which it reads a row,
+ * unless the embedding is the output as well. */
+static void measure(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    uint64_t params = 0;
+    h->tied = sheaf_gguf_find_tensor(m->gguf, "output.weight") == NULL;
+    for (int64_t i = 0; i < sheaf_gguf_n_tensors(m->gguf); i++) {
+        const sheaf_gguf_tensor *t = sheaf_gguf_tensor_at(m->gguf, i);
+        params += (uint64_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]); /* each was checked at open */
+        h->bytes += t->bytes;
+    }
+    h->n_params = (int64_t)params;
+    const sheaf_gguf_tensor *embd = sheaf_gguf_find_tensor(m->gguf, "token_embd.weight");
+    h->active_bytes = h->tied ? h->bytes : h->bytes - embd->bytes + embd->bytes / (uint64_t)embd->ne[1];
+}
+
+sheaf_status model_read_hparams(sheaf_model *m) {
+    snprintf(m->hp.arch, sizeof m->hp.arch, "%s", m->arch->name);
+    sheaf_status s = refuse_experts(m);
+    if (!s) s = shapes(m);
+    if (!s) s = rope(m);
+    if (!s) s = scales(m);
+    if (s) return s;
+    measure(m);
+    describe(m);
+    sheaf_error_clear(); /* lookups of absent keys left their text */
+    return SHEAF_OK;
+}

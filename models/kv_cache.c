@@ -1,0 +1,74 @@
+/* The book-keeping of a KV cache: which cell holds which position of which sequence.
+ *
+ * A cell is a row of every layer's cache_k and cache_v. Cells are unified: any sequence may use any cell,
+ * and rows are written by number, so a sequence need not lie in one piece. The lowest free cell is taken
+ * first: attention reads cells [0, high), so a low `high` is a short read.
+ * Owns numbers only; the tensors are the context's. */
+#include "models/model_internal.h"
+
+#include <string.h>
+
+sheaf_status kv_cells_init(kv_cells *k, int32_t n, int32_t n_seq) {
+    *k = (kv_cells){.n = n, .n_seq = n_seq};
+    k->pos = sheaf_malloc((size_t)n * sizeof *k->pos);
+    k->seq = sheaf_malloc((size_t)n * sizeof *k->seq);
+    k->next = sheaf_malloc((size_t)n_seq * sizeof *k->next);
+    k->ahead = sheaf_malloc((size_t)n_seq * sizeof *k->ahead);
+    k->count = sheaf_malloc((size_t)n_seq * sizeof *k->count);
+    if (!k->pos || !k->seq || !k->next || !k->ahead || !k->count)
+        return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for %d KV cells", n);
+    kv_cells_clear(k);
+    return SHEAF_OK;
+}
+
+void kv_cells_free(kv_cells *k) {
+    sheaf_free(k->pos);
+    sheaf_free(k->seq);
+    sheaf_free(k->next);
+    sheaf_free(k->ahead);
+    sheaf_free(k->count);
+    *k = (kv_cells){0};
+}
+
+void kv_cells_clear(kv_cells *k) {
+    memset(k->pos, 0, (size_t)k->n * sizeof *k->pos);
+    memset(k->seq, 0xff, (size_t)k->n * sizeof *k->seq); /* -1 */
+    memset(k->next, 0, (size_t)k->n_seq * sizeof *k->next);
+    memset(k->count, 0, (size_t)k->n_seq * sizeof *k->count);
+    k->used = k->high = 0;
+}
+
+int32_t kv_cells_claim(kv_cells *k, int32_t seq, int32_t pos) {
+    int32_t cell = 0;
+    if (k->used == k->high) {
+        cell = k->high; /* no holes: the usual case, found at once */
+    } else {
+        while (k->seq[cell] >= 0) cell++;
+    }
+    k->seq[cell] = seq;
+    k->pos[cell] = pos;
+    k->used++;
+    k->count[seq]++;
+    if (cell >= k->high) k->high = cell + 1;
+    if (pos >= k->next[seq]) k->next[seq] = pos + 1;
+    return cell;
+}
+
+void kv_cells_release(kv_cells *k, int32_t cell) {
+    k->count[k->seq[cell]]--;
+    k->seq[cell] = -1;
+    k->used--;
+}
+
+void kv_cells_settle(kv_cells *k, int32_t seq) {
+    while (k->high > 0 && k->seq[k->high - 1] < 0) k->high--;
+    int32_t next = 0;
+    for (int32_t i = 0; i < k->high; i++)
+        if (k->seq[i] == seq && k->pos[i] >= next) next = k->pos[i] + 1;
+    k->next[seq] = next;
+}
+
+void kv_cells_mask(const kv_cells *k, int32_t seq, int32_t pos, int32_t n_kv, uint16_t *row) {
+    enum { SEEN = 0x0000, HIDDEN = 0xfc00 }; /* 0 and -inf as f16 */
+    for (int32_t i = 0; i < n_kv; i++) row[i] = k->seq[i] == seq && k->pos[i] <= pos ? SEEN : HIDDEN;
+}

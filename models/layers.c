@@ -1,0 +1,107 @@
+/* Layers that families share: lookups of weights, matmuls with their bias and summing order, attention
+ * over the cache, the gated feed-forward.
+ *
+ * Node names follow llama.cpp's ("Qcur-3", "kqv_out-3", "l_out-3"), so that dumps of both can be compared.
+ * Nothing is checked here: a constructor that fails leaves NULL behind and its error in the arena. */
+#include "models/model_internal.h"
+
+sheaf_tensor *layer_weight(const graph_build *b, int il, model_weight w) {
+    const sheaf_model *m = b->model;
+    return model_weight_at(b->weight, il < 0 ? m->global[w] : m->layer[il * W_COUNT + (int)w]);
+}
+
+static int32_t segment_of(const graph_build *b, int il, model_weight w) {
+    const sheaf_model *m = b->model;
+    int32_t i = il < 0 ? m->global[w] : m->layer[il * W_COUNT + (int)w];
+    return i < 0 ? 0 : m->placement[i].segment;
+}
+
+void layer_emit(graph_build *b, sheaf_tensor *t) {
+    if (!b->status && t) b->status = sheaf_graph_expand(b->graph, t);
+}
+
+sheaf_tensor *layer_named(sheaf_tensor *t, const char *name, int il) {
+    return il < 0 ? sheaf_set_name(t, "%s", name) : sheaf_set_name(t, "%s-%d", name, il);
+}
+
+static sheaf_tensor *matmul(graph_build *b, int il, model_weight w, sheaf_tensor *x) {
+    sheaf_tensor *y = sheaf_mul_mat(b->arena, layer_weight(b, il, w), x);
+    int32_t segment = segment_of(b, il, w);
+    return segment > 0 ? sheaf_mul_mat_segments(b->arena, y, segment) : y;
+}
+
+static sheaf_tensor *add_bias(graph_build *b, int il, model_weight bias, sheaf_tensor *y) {
+    sheaf_tensor *t = layer_weight(b, il, bias);
+    return t ? sheaf_add(b->arena, y, t) : y;
+}
+
+sheaf_tensor *layer_matmul(graph_build *b, int il, model_weight w, model_weight bias, sheaf_tensor *x) {
+    sheaf_tensor *y = matmul(b, il, w, x);
+    return bias == W_COUNT ? y : add_bias(b, il, bias, y);
+}
+
+sheaf_tensor *layer_embed(graph_build *b) {
+    sheaf_tensor *x = sheaf_get_rows(b->arena, layer_weight(b, -1, W_TOKEN_EMBD), b->in.tokens);
+    if (b->hp->embed_scale != 1.0f) x = sheaf_scale(b->arena, x, b->hp->embed_scale, 0);
+    return layer_named(x, "inp_embd", -1);
+}
+
+sheaf_tensor *layer_select(graph_build *b, sheaf_tensor *x) {
+    return b->in.outputs ? sheaf_get_rows(b->arena, x, b->in.outputs) : x;
+}
+
+/* Heads of one projection: {head * n, n_tokens} -> {head, n, n_tokens}, rotated by position. */
+static sheaf_tensor *rotated(graph_build *b, sheaf_tensor *t, int32_t n_head) {
+    t = sheaf_reshape_3d(b->arena, t, b->hp->head_k, n_head, b->key.n_tokens);
+    return sheaf_rope(b->arena, t, b->in.positions, layer_weight(b, -1, W_ROPE_FREQS), &b->hp->rope);
+}
+
+/* Writes this batch's keys or values into their cells and returns the first n_kv cells as heads:
+ *
+ *     cache {head * n_head_kv, n_ctx}   one row a cell
+ *     view  {head, n_kv, n_head_kv}     strides: element, row, head
+ */
+static sheaf_tensor *cached(graph_build *b, sheaf_tensor *cache, sheaf_tensor *rows, int32_t head) {
+    sheaf_arena *a = b->arena;
+    int64_t n = (int64_t)head * b->hp->n_head_kv;
+    sheaf_tensor *written = sheaf_set_rows(a, cache, sheaf_reshape_2d(a, rows, n, b->key.n_tokens), b->in.cells);
+    layer_emit(b, written);
+    if (!written) return NULL;
+    size_t head_bytes = sheaf_row_bytes(cache->type, head);
+    return sheaf_view_4d(
+        a, written, (int64_t[]){head, b->key.n_kv, b->hp->n_head_kv, 1},
+        (size_t[]){sheaf_type_bytes(cache->type), cache->nb[1], head_bytes, head_bytes * (size_t)b->hp->n_head_kv}, 0);
+}
+
+sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool select) {
+    const sheaf_hparams *h = b->hp;
+    sheaf_arena *a = b->arena;
+    /* The three matmuls stand together: they read one x, and a backend can run them as one. */
+    sheaf_tensor *q = matmul(b, il, W_ATTN_Q, x), *k = matmul(b, il, W_ATTN_K, x), *v = matmul(b, il, W_ATTN_V, x);
+    layer_emit(b, q);
+    layer_emit(b, k);
+    layer_emit(b, v);
+    q = layer_named(rotated(b, add_bias(b, il, W_ATTN_Q_BIAS, q), h->n_head), "Qcur", il);
+    k = layer_named(rotated(b, add_bias(b, il, W_ATTN_K_BIAS, k), h->n_head_kv), "Kcur", il);
+    v = layer_named(add_bias(b, il, W_ATTN_V_BIAS, v), "Vcur", il);
+    layer_emit(b, q);
+    sheaf_tensor *keys = cached(b, b->cache_k[il], k, h->head_k);
+    sheaf_tensor *values = cached(b, b->cache_v[il], v, h->head_v);
+    sheaf_tensor *y =
+        sheaf_attention(a, sheaf_permute(a, q, 0, 2, 1, 3), keys, values, b->in.mask, NULL, h->attn_scale, 0, 0);
+    y = layer_named(sheaf_reshape_2d(a, y, (int64_t)h->head_v * h->n_head, b->key.n_tokens), "kqv_out", il);
+    /* Choosing the wanted tokens before the projection keeps the lookup local where heads are cut, and
+     * everything after it small. */
+    if (select) y = layer_select(b, y);
+    return layer_named(layer_matmul(b, il, W_ATTN_OUT, W_ATTN_OUT_BIAS, y), "attn_out", il);
+}
+
+sheaf_tensor *layer_ffn_swiglu(graph_build *b, int il, sheaf_tensor *x) {
+    sheaf_tensor *gate = matmul(b, il, W_FFN_GATE, x), *up = matmul(b, il, W_FFN_UP, x);
+    layer_emit(b, gate);
+    layer_emit(b, up);
+    gate = add_bias(b, il, W_FFN_GATE_BIAS, gate);
+    up = add_bias(b, il, W_FFN_UP_BIAS, up);
+    sheaf_tensor *y = sheaf_glu_op(b->arena, gate, up, SHEAF_GLU_SWIGLU);
+    return layer_named(layer_matmul(b, il, W_FFN_DOWN, W_FFN_DOWN_BIAS, y), "ffn_out", il);
+}

@@ -1,0 +1,279 @@
+/* What the files of models/ share. Not for other rooms: those include models/model.h.
+ *
+ *   hparams.c       GGUF keys -> sheaf_hparams, checked
+ *   arch.c          the registry: one row per architecture, its weights and its graph
+ *   weights.c       declares a model's tensors and checks their shapes
+ *   place.c         split table -> a layout for each tensor; the device that all of it lives on
+ *   loader.c        bytes of the file -> weights on their devices
+ *   model.c         the journey of a load, top to bottom
+ *   layers.c        layers that families share; llama.c: one family's graph
+ *   kv_cache.c      cells (who holds which position) and the tensors behind them
+ *   graph_inputs.c  what a graph is fed with: tokens, positions, mask, ids
+ *   context.c       decode: micro-batches, graph reuse, logits
+ *   follow.c        rank 0's batches, told to the other ranks
+ *   split_report.c  what lies where, in bytes
+ *
+ * Invariants, cited as [M1]..[M4]:
+ *  M1 A model is immutable once loaded: sealing a graph writes into headers, so every context builds its
+ *     graphs from header copies of its own.
+ *  M2 weight[i], placement[i] and headers of contexts use one numbering; KV placements follow the weights.
+ *  M3 A cell is claimed before the graph that writes it runs, and given back if that fails; what lies in
+ *     a free cell is never read (the mask hides it).
+ *  M4 The same (tokens, KV bucket, outputs) is the same graph: it is built once and reused until it changes.
+ */
+#ifndef SHEAF_MODELS_INTERNAL_H
+#define SHEAF_MODELS_INTERNAL_H
+
+#include "models/model.h"
+
+/* --- weights ------------------------------------------------------------------------------------------ */
+
+/* Every weight that some family has: id and GGUF name, "blk.%d." in front where it belongs to a layer. */
+#define MODEL_WEIGHT_TABLE(X)                                                                                          \
+    X(TOKEN_EMBD, "token_embd.weight")                                                                                 \
+    X(OUTPUT_NORM, "output_norm.weight")                                                                               \
+    X(OUTPUT, "output.weight")                                                                                         \
+    X(ROPE_FREQS, "rope_freqs.weight")                                                                                 \
+    X(ATTN_NORM, "blk.%d.attn_norm.weight")                                                                            \
+    X(ATTN_Q, "blk.%d.attn_q.weight")                                                                                  \
+    X(ATTN_Q_BIAS, "blk.%d.attn_q.bias")                                                                               \
+    X(ATTN_K, "blk.%d.attn_k.weight")                                                                                  \
+    X(ATTN_K_BIAS, "blk.%d.attn_k.bias")                                                                               \
+    X(ATTN_V, "blk.%d.attn_v.weight")                                                                                  \
+    X(ATTN_V_BIAS, "blk.%d.attn_v.bias")                                                                               \
+    X(ATTN_OUT, "blk.%d.attn_output.weight")                                                                           \
+    X(ATTN_OUT_BIAS, "blk.%d.attn_output.bias")                                                                        \
+    X(FFN_NORM, "blk.%d.ffn_norm.weight")                                                                              \
+    X(FFN_GATE, "blk.%d.ffn_gate.weight")                                                                              \
+    X(FFN_GATE_BIAS, "blk.%d.ffn_gate.bias")                                                                           \
+    X(FFN_UP, "blk.%d.ffn_up.weight")                                                                                  \
+    X(FFN_UP_BIAS, "blk.%d.ffn_up.bias")                                                                               \
+    X(FFN_DOWN, "blk.%d.ffn_down.weight")                                                                              \
+    X(FFN_DOWN_BIAS, "blk.%d.ffn_down.bias")
+
+typedef enum model_weight {
+#define X(id, name) W_##id,
+    MODEL_WEIGHT_TABLE(X)
+#undef X
+        W_COUNT
+} model_weight;
+
+const char *model_weight_format(model_weight w);
+bool model_weight_is_layer(model_weight w);
+
+/* Lengths that shapes are made of. */
+typedef enum model_dim {
+    DIM_NONE,
+    DIM_EMBD,
+    DIM_VOCAB,
+    DIM_FF,
+    DIM_Q,
+    DIM_K,
+    DIM_V,
+    DIM_ATTN,
+    DIM_ROPE_PAIRS
+} model_dim;
+
+typedef enum model_need { NEED_ALWAYS, NEED_OPTIONAL } model_need;
+
+typedef struct weight_row {
+    model_weight id;
+    model_dim dim[2]; /* innermost first; DIM_NONE: one dimension */
+    model_need need;
+    bool f32; /* kernels read it as f32: norms, biases, factors */
+} weight_row;
+
+/* --- architectures ------------------------------------------------------------------------------------ */
+
+typedef struct graph_build graph_build;
+
+typedef struct model_arch {
+    const char *name;
+    sheaf_rope_kind rope;
+    const weight_row *rows;
+    int n_rows;
+    /* Adds the whole forward pass to b->graph and leaves b->logits. Errors stay in the arena. */
+    void (*build)(graph_build *b);
+} model_arch;
+
+/* NULL with SHEAF_E_UNSUPPORTED and the known names when there is none. */
+sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out);
+extern const model_arch model_llama;
+
+/* --- model -------------------------------------------------------------------------------------------- */
+
+struct sheaf_model {
+    sheaf_gguf *gguf;
+    const char *path; /* the gguf's */
+    const model_arch *arch;
+    sheaf_hparams hp;
+    sheaf_tokenizer *tokenizer; /* NULL: the file has no vocabulary */
+    sheaf_str chat_template;
+
+    sheaf_arena *arena;               /* headers of weights, nothing else */
+    sheaf_tensor **weight;            /* [n_weights] [M2] */
+    const sheaf_gguf_tensor **source; /* where its bytes are in the file */
+    int32_t n_weights;
+    int32_t global[W_COUNT]; /* number of each weight, -1: absent */
+    int32_t *layer;          /* [n_layer][W_COUNT] */
+
+    sheaf_arena *places;             /* run lists of the layouts */
+    sheaf_placement *placement;      /* weights, then cache_k and cache_v of each layer [M2] */
+    sheaf_named *named;              /* the same tensors as the policy saw them */
+    char (*kv_name)[SHEAF_MAX_NAME]; /* [2 * n_layer] */
+    int32_t *by_name;                /* numbers, ordered by name */
+    int32_t n_named;
+    sheaf_policy *policy;
+
+    sheaf_device *device; /* the meta device, or the only one */
+    bool is_meta;
+    sheaf_device *host; /* ends every scheduler's array; the registry's */
+    sheaf_device *members[SHEAF_MAX_DEVICES];
+    int32_t n_members;
+    sheaf_world *world; /* NULL: alone */
+    int32_t n_world_devices;
+    sheaf_buffer **buffers; /* of the weights */
+    int32_t n_buffers;
+    size_t weight_bytes; /* on a single device */
+};
+
+static inline sheaf_tensor *model_weight_at(sheaf_tensor *const *weight, int32_t i) { return i < 0 ? NULL : weight[i]; }
+
+sheaf_status model_read_hparams(sheaf_model *m);
+/* An integer key below the architecture's prefix; element `index` where the value is an array (-1: it must not be one).
+ */
+sheaf_status model_key_i64(const sheaf_model *m, const char *suffix, int64_t index, int64_t *out);
+sheaf_status model_declare_weights(sheaf_model *m);
+sheaf_status model_open_devices(sheaf_model *m, const sheaf_model_options *o);
+sheaf_status model_place_tensors(sheaf_model *m, const sheaf_model_options *o);
+sheaf_status model_load_weights(sheaf_model *m, const sheaf_model_options *o);
+const sheaf_placement *model_placement_of(const sheaf_model *m, const char *name); /* NULL: unknown */
+/* sheaf_meta_policy over a model's placements. */
+sheaf_status model_layout_of(void *model, sheaf_arena *a, const sheaf_tensor *t, sheaf_layout *out);
+
+/* --- graphs ------------------------------------------------------------------------------------------- */
+
+/* What a graph reads from the caller. */
+typedef struct graph_inputs {
+    sheaf_tensor *tokens;    /* {n_tokens} i32 */
+    sheaf_tensor *positions; /* {n_tokens} i32 */
+    sheaf_tensor *cells;     /* {n_tokens} i64: which cell each token's key and value go to */
+    sheaf_tensor *mask;      /* {n_kv, n_tokens} f16: 0 or -inf */
+    sheaf_tensor *outputs;   /* {n_out} i32: which tokens' logits are wanted; NULL: all, in order */
+} graph_inputs;
+
+/* [M4] */
+typedef struct graph_key {
+    int32_t n_tokens, n_kv, n_out;
+} graph_key;
+
+struct graph_build {
+    const sheaf_model *model;
+    const sheaf_hparams *hp;
+    sheaf_arena *arena;
+    sheaf_graph *graph;
+    sheaf_tensor *const *weight;  /* this context's headers [M1] */
+    sheaf_tensor *const *cache_k; /* [n_layer] {head_k * n_head_kv, n_ctx} */
+    sheaf_tensor *const *cache_v;
+    graph_key key;
+    graph_inputs in;
+    sheaf_tensor *logits; /* {n_vocab, n_out} */
+    sheaf_status status;  /* of sheaf_graph_expand */
+};
+
+/* Makes the input leafs of a graph. */
+void graph_inputs_make(graph_build *b);
+
+/* Shared layers. A weight that is absent (NULL) is left out where the format allows it. `il` is the layer. */
+sheaf_tensor *layer_weight(const graph_build *b, int il, model_weight w);
+/* Puts a node (and what it needs) next in execution order: neighbours that run together stand together. */
+void layer_emit(graph_build *b, sheaf_tensor *t);
+sheaf_tensor *layer_named(sheaf_tensor *t, const char *name, int il);
+/* w x, summed in the model's segments where w is row-parallel, and + bias if there is one. */
+sheaf_tensor *layer_matmul(graph_build *b, int il, model_weight w, model_weight bias, sheaf_tensor *x);
+sheaf_tensor *layer_embed(graph_build *b);
+/* Attention over the cache, queries through the output projection; x is the normed input {n_embd, n_tokens}.
+ * `select`: only the wanted tokens' results are projected. */
+sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool select);
+sheaf_tensor *layer_ffn_swiglu(graph_build *b, int il, sheaf_tensor *x);
+/* The wanted tokens' columns of x {n, n_tokens}; x itself when all are wanted. */
+sheaf_tensor *layer_select(graph_build *b, sheaf_tensor *x);
+
+/* --- KV cells ----------------------------------------------------------------------------------------- */
+
+typedef struct kv_cells {
+    int32_t n; /* cells */
+    int32_t n_seq;
+    int32_t *pos;   /* [n] position held, where seq says that one is */
+    int32_t *seq;   /* [n] -1: free */
+    int32_t used;   /* cells that are not free */
+    int32_t high;   /* 1 + the highest cell in use */
+    int32_t *next;  /* [n_seq] position after the last one */
+    int32_t *ahead; /* [n_seq] the same while a batch is being checked; scratch */
+    int32_t *count; /* [n_seq] cells held */
+} kv_cells;
+
+sheaf_status kv_cells_init(kv_cells *k, int32_t n, int32_t n_seq);
+void kv_cells_free(kv_cells *k);
+void kv_cells_clear(kv_cells *k);
+/* Takes the lowest free cell. There must be one. */
+int32_t kv_cells_claim(kv_cells *k, int32_t seq, int32_t pos);
+void kv_cells_release(kv_cells *k, int32_t cell);
+/* After releases: recomputes `high` and the next position of a sequence. */
+void kv_cells_settle(kv_cells *k, int32_t seq);
+/* One row of the mask: what a token at (seq, pos) may see of cells [0, n_kv). */
+void kv_cells_mask(const kv_cells *k, int32_t seq, int32_t pos, int32_t n_kv, uint16_t *row);
+
+/* --- context ------------------------------------------------------------------------------------------ */
+
+/* A batch with every default filled in; arrays of n_batch. */
+typedef struct full_batch {
+    int32_t n;
+    int32_t *token, *pos, *seq;
+    uint8_t *want;
+} full_batch;
+
+struct sheaf_context {
+    sheaf_model *model;
+    sheaf_context_options o;
+    sheaf_backend *backend, *host;
+    sheaf_sched *sched;
+
+    sheaf_arena *arena; /* header copies of the weights [M1] */
+    sheaf_tensor **weight;
+    sheaf_arena *state; /* headers of the KV tensors */
+    sheaf_tensor **cache_k, **cache_v;
+    sheaf_buffer *kv;
+    kv_cells cells;
+    int32_t *claimed; /* [n_batch] cells of the batch that runs [M3] */
+    int32_t n_claimed;
+
+    sheaf_arena *graphs[2]; /* by turn: the graph that the scheduler holds must outlive the next */
+    int turn;
+    graph_key key; /* of the graph that is allocated; n_tokens 0: none [M4] */
+    graph_inputs in;
+    sheaf_tensor *logits_node;
+
+    full_batch batch;
+    float *logits;
+    int32_t logits_rows, n_out; /* capacity and valid rows */
+    sheaf_context_stats stats;
+    size_t *plan_compute, *plan_staging; /* [n_members] largest over the reserved plans */
+};
+
+/* Feeds the allocated graph: tokens [first, first + n) of c->batch, whose cells are c->claimed[first..). */
+sheaf_status graph_inputs_fill(sheaf_context *c, int32_t first, int32_t n);
+/* Runs c->batch, which is valid. */
+sheaf_status context_run_batch(sheaf_context *c);
+sheaf_status context_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1);
+void context_kv_clear(sheaf_context *c);
+
+/* What rank 0 does, told to the others; nothing when this process is alone. */
+typedef enum follow_op { FOLLOW_DECODE, FOLLOW_REMOVE, FOLLOW_CLEAR, FOLLOW_END } follow_op;
+bool follow_leads(const sheaf_context *c); /* rank 0 of several */
+sheaf_status follow_send_batch(sheaf_context *c);
+sheaf_status follow_send(sheaf_context *c, follow_op op, int32_t a, int32_t b, int32_t d);
+/* All ranks learn whether every one of them succeeded: a failure anywhere is a failure everywhere. */
+sheaf_status follow_agree(sheaf_context *c, sheaf_status mine);
+
+#endif

@@ -1,0 +1,106 @@
+/* Which tensors a model has: headers declared from the architecture's table, checked against the file.
+ *
+ * A missing tensor is said to be missing, by name and architecture (case G10); a wrong shape shows both
+ * shapes; tensors of the file that nobody asks for are counted and mentioned once. Reads no data. */
+#include "models/model_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const formats[W_COUNT] = {
+#define X(id, name) name,
+    MODEL_WEIGHT_TABLE(X)
+#undef X
+};
+
+const char *model_weight_format(model_weight w) { return formats[w]; }
+bool model_weight_is_layer(model_weight w) { return strncmp(formats[w], "blk.", 4) == 0; }
+
+static int64_t length_of(const sheaf_hparams *h, model_dim d) {
+    switch (d) {
+    case DIM_EMBD: return h->n_embd;
+    case DIM_VOCAB: return h->n_vocab;
+    case DIM_FF: return h->n_ff;
+    case DIM_Q: return (int64_t)h->n_head * h->head_k;
+    case DIM_K: return (int64_t)h->n_head_kv * h->head_k;
+    case DIM_V: return (int64_t)h->n_head_kv * h->head_v;
+    case DIM_ATTN: return (int64_t)h->n_head * h->head_v;
+    case DIM_ROPE_PAIRS: return h->rope.rope.n_dims / 2;
+    case DIM_NONE: break;
+    }
+    return 1;
+}
+
+static void weight_name(model_weight w, int il, char name[SHEAF_MAX_NAME]) {
+    if (!model_weight_is_layer(w)) {
+        snprintf(name, SHEAF_MAX_NAME, "%s", formats[w]);
+        return;
+    }
+    /* "blk.%d." and the rest, put together here, so that no format string comes from a table */
+    snprintf(name, SHEAF_MAX_NAME, "blk.%d%s", il, strchr(formats[w] + 4, '.'));
+}
+
+static sheaf_status check_shape(const sheaf_model *m, const weight_row *r, const sheaf_gguf_tensor *t,
+                                const char *name) {
+    int64_t want[SHEAF_MAX_DIMS] = {length_of(&m->hp, r->dim[0]), length_of(&m->hp, r->dim[1]), 1, 1};
+    if (memcmp(want, t->ne, sizeof want) != 0)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: %s: shape is [%lld, %lld, %lld, %lld], expected [%lld, %lld]", m->path,
+                          name, (long long)t->ne[0], (long long)t->ne[1], (long long)t->ne[2], (long long)t->ne[3],
+                          (long long)want[0], (long long)want[1]);
+    if (r->f32 && t->type != SHEAF_F32)
+        return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: %s: type %s not supported here, f32 expected", m->path, name,
+                          sheaf_type_name(t->type));
+    return SHEAF_OK;
+}
+
+/* Declares one tensor; *at is its number, -1 when it is optional and absent. */
+static sheaf_status declare(sheaf_model *m, const weight_row *r, int il, int32_t *at) {
+    char name[SHEAF_MAX_NAME];
+    weight_name(r->id, il, name);
+    const sheaf_gguf_tensor *t = sheaf_gguf_find_tensor(m->gguf, name);
+    *at = -1;
+    if (!t && r->need == NEED_OPTIONAL) return SHEAF_OK;
+    if (!t)
+        return sheaf_fail(SHEAF_E_NOT_FOUND, "%s: tensor %s not found for architecture %s", m->path, name,
+                          m->arch->name);
+    sheaf_status s = check_shape(m, r, t, name);
+    if (s) return s;
+    sheaf_tensor *w = sheaf_new(m->arena, t->type, r->dim[1] == DIM_NONE ? 1 : 2, t->ne);
+    if (!w) return sheaf_arena_status(m->arena);
+    sheaf_set_name(w, "%s", name);
+    sheaf_set_flag(w, SHEAF_FLAG_WEIGHT);
+    *at = m->n_weights;
+    m->weight[m->n_weights] = w;
+    m->source[m->n_weights++] = t;
+    return SHEAF_OK;
+}
+
+static sheaf_status allocate(sheaf_model *m) {
+    size_t layers = (size_t)m->hp.n_layer, most = 0;
+    for (int i = 0; i < m->arch->n_rows; i++) most += model_weight_is_layer(m->arch->rows[i].id) ? layers : 1;
+    m->weight = sheaf_calloc(most, sizeof *m->weight);
+    m->source = sheaf_calloc(most, sizeof *m->source);
+    m->layer = sheaf_malloc(layers * W_COUNT * sizeof *m->layer);
+    if (!m->weight || !m->source || !m->layer)
+        return sheaf_fail(SHEAF_E_NO_MEMORY, "%s: no memory for %zu tensor headers", m->path, most);
+    for (size_t i = 0; i < W_COUNT; i++) m->global[i] = -1;
+    for (size_t i = 0; i < layers * W_COUNT; i++) m->layer[i] = -1;
+    return sheaf_arena_new(64 << 10, &m->arena);
+}
+
+sheaf_status model_declare_weights(sheaf_model *m) {
+    const model_arch *a = m->arch;
+    sheaf_status s = allocate(m);
+    for (int i = 0; i < a->n_rows && !s; i++)
+        if (!model_weight_is_layer(a->rows[i].id)) s = declare(m, &a->rows[i], -1, &m->global[a->rows[i].id]);
+    for (int il = 0; il < m->hp.n_layer && !s; il++)
+        for (int i = 0; i < a->n_rows && !s; i++)
+            if (model_weight_is_layer(a->rows[i].id))
+                s = declare(m, &a->rows[i], il, &m->layer[il * W_COUNT + (int)a->rows[i].id]);
+    if (s) return s;
+    int64_t unused = sheaf_gguf_n_tensors(m->gguf) - m->n_weights;
+    if (unused > 0)
+        sheaf_log(SHEAF_LOG_WARN, "%s: %lld tensors are not used by architecture %s", m->path, (long long)unused,
+                  a->name);
+    return SHEAF_OK;
+}
