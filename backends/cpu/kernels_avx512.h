@@ -112,5 +112,7 @@ void avx512_mul_tiled(sheaf_type type, const cpu_mm *a, int64_t m0, int64_t m1, 
 void avx512_rows(cpu_kernels *t);
 /* kernels_avx512_attention.c */
 void avx512_attention(cpu_kernels *t);
+/* kernels_avx512_vector.c */
+void avx512_vectors(cpu_kernels *t);
 
 #endif

@@ -42,6 +42,8 @@ static inline int32_t segment_piece(int32_t segment, int32_t block, int32_t limi
 
 /* The reference, for shapes that a level's scratch does not hold. */
 void portable_attention(const cpu_attn *a, int32_t h0, int32_t h1, int32_t t0, int32_t t1);
+/* And for functions that are too rare to be worth vectors. */
+void portable_unary(float *out, const float *x, int64_t n, sheaf_unary kind);
 
 static inline bool few_columns(const cpu_mm *a, int64_t n1, int64_t limit) {
     return (a->n_total > 0 ? a->n_total : n1) <= limit;

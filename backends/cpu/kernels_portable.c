@@ -201,9 +201,12 @@ static void scale(float *out, const float *x, float factor, float bias, int64_t 
     for (int64_t i = 0; i < n; i++) out[i] = x[i] * factor + bias;
 }
 
+/* (1 + tanh(u))/2 is 1/(1 + e^-2u), without the cancellation where u is negative. */
 static float gelu(float x) {
-    return 0.5f * x * (1.0f + tanhf(0.79788456080286535588f * x * (1.0f + 0.044715f * x * x)));
+    float u = 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x);
+    return x / (1.0f + expf(-2.0f * u));
 }
+
 static float silu(float x) { return x / (1.0f + expf(-x)); }
 
 static float apply(float x, sheaf_unary kind) {
@@ -222,7 +225,7 @@ static float apply(float x, sheaf_unary kind) {
     return x;
 }
 
-static void unary(float *out, const float *x, int64_t n, sheaf_unary kind) {
+void portable_unary(float *out, const float *x, int64_t n, sheaf_unary kind) {
     for (int64_t i = 0; i < n; i++) out[i] = apply(x[i], kind);
 }
 
@@ -277,7 +280,7 @@ void cpu_kernels_portable(cpu_kernels *t) {
     t->mul = mul;
     t->scale = scale;
     t->glu = glu;
-    t->unary = unary;
+    t->unary = portable_unary;
     t->rms_norm = rms_norm;
     t->soft_max = soft_max;
     t->sum_f64 = sum_f64;
