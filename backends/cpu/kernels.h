@@ -39,15 +39,18 @@ static inline size_t cpu_act_bytes(cpu_act a, int64_t k) {
 
 /* One matmul: out[n][m] = sum_k w[m][k] * x[n][k] for m in [m0, m1), n in [n0, n1). */
 typedef struct cpu_mm {
-    const void *w;      size_t w_row;    /* bytes between rows of w */
-    const void *x;      size_t x_col;    /* bytes between columns in the activation format of the type */
-    void *out;          size_t out_col;  /* bytes between columns of the result */
+    const void *w;
+    size_t w_row; /* bytes between rows of w */
+    const void *x;
+    size_t x_col; /* bytes between columns in the activation format of the type */
+    void *out;
+    size_t out_col; /* bytes between columns of the result */
     int64_t k;
-    int64_t n_total;    /* columns of the whole op (0: n1): few columns go row by row, many by tiles, and which of the
-                         * two must not depend on how the op was cut */
-    int32_t segment;    /* 0: plain f32 sums; else elements per f32 segment, f64 above (SHEAF_ACC_SEGMENTS) */
-    bool out_f64;       /* store the f64 sum (a PARTIAL addend) instead of rounding to f32 */
-    void *scratch;      /* cpu_mm_scratch bytes, this thread's own */
+    int64_t n_total; /* columns of the whole op (0: n1): few columns go row by row, many by tiles, and which of the
+                      * two must not depend on how the op was cut */
+    int32_t segment; /* 0: plain f32 sums; else elements per f32 segment, f64 above (SHEAF_ACC_SEGMENTS) */
+    bool out_f64;    /* store the f64 sum (a PARTIAL addend) instead of rounding to f32 */
+    void *scratch;   /* cpu_mm_scratch bytes, this thread's own */
 } cpu_mm;
 
 enum { CPU_MM_SCRATCH = 384 * 1024 }; /* per thread: room for unpacked tiles of w */
@@ -60,17 +63,26 @@ typedef void (*cpu_mm_fn)(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n0, i
 enum { CPU_ATTN_CHUNK = 64 };
 
 typedef struct cpu_attn {
-    const float *q;     size_t q_token, q_head;          /* byte strides; head_k f32 each */
-    const char *k;      size_t k_pos, k_head;  sheaf_type k_type;
-    const char *v;      size_t v_pos, v_head;  sheaf_type v_type;
-    const char *mask;   size_t mask_token;     sheaf_type mask_type; /* NULL: none */
-    float *out;         size_t out_token, out_head;      /* head_v f32 each */
+    const float *q;
+    size_t q_token, q_head; /* byte strides; head_k f32 each */
+    const char *k;
+    size_t k_pos, k_head;
+    sheaf_type k_type;
+    const char *v;
+    size_t v_pos, v_head;
+    sheaf_type v_type;
+    const char *mask;
+    size_t mask_token;
+    sheaf_type mask_type; /* NULL: none */
+    float *out;
+    size_t out_token, out_head; /* head_v f32 each */
     int32_t head_k, head_v, n_kv, n_tokens;
     float scale, soft_cap;
-    int32_t q_head0, kv_head0, heads_per_kv;             /* global numbering: see sheaf_params.attention */
-    const float *sinks;                                  /* by global head, or NULL */
-    float slope_base; int32_t n_head;                    /* ALiBi: max_bias, whole model's heads */
-    void *scratch;                                       /* this thread's, CPU_ATTN_SCRATCH bytes */
+    int32_t q_head0, kv_head0, heads_per_kv; /* global numbering: see sheaf_params.attention */
+    const float *sinks;                      /* by global head, or NULL */
+    float slope_base;
+    int32_t n_head; /* ALiBi: max_bias, whole model's heads */
+    void *scratch;  /* this thread's, CPU_ATTN_SCRATCH bytes */
 } cpu_attn;
 enum { CPU_ATTN_SCRATCH = 512 * 1024 };
 
@@ -78,7 +90,10 @@ typedef struct cpu_kernels {
     cpu_level level;
     const char *name;
     /* matmul by weight type; NULL: not in this level, the next lower one serves (filled in by levels.c) */
-    struct { cpu_act act; cpu_mm_fn mul; } mm[SHEAF_TYPE_COUNT];
+    struct {
+        cpu_act act;
+        cpu_mm_fn mul;
+    } mm[SHEAF_TYPE_COUNT];
     void (*quantize_q8)(const float *x, void *column, int64_t k); /* the layout above */
     /* local head range [h0, h1) of this shard and token range [t0, t1) */
     void (*attention)(const cpu_attn *a, int32_t h0, int32_t h1, int32_t t0, int32_t t1);
