@@ -48,7 +48,7 @@ static sheaf_tensor *alias_of(sheaf_sched *s, int32_t k, sheaf_tensor *owner) {
     alias->view_src = NULL;
     alias->view_offs = 0;
     owner->flags |= SHEAF_FLAG_EXPORT; /* [S4] */
-    if (add_alias(s, p, alias, owner) || sheaf_graph_add_leaf(p->graph, alias)) return NULL;
+    if (add_alias(s, p, alias, owner) || sheaf_graph_add(p->graph, alias, true)) return NULL;
     return alias;
 }
 
@@ -78,7 +78,7 @@ static sheaf_tensor *copy_of(sheaf_sched *s, int32_t k, const sheaf_tensor *t) {
     s->copy[cell] = to;
     s->copy_split[cell] = k;
     s->stats.n_copies++;
-    return sheaf_graph_add_leaf(p->graph, to) ? NULL : to;
+    return sheaf_graph_add(p->graph, to, true) ? NULL : to;
 }
 
 /* A header op over bytes that split k's backend can read: cloned into the split, its chain first. The chain is walked
@@ -98,7 +98,7 @@ static sheaf_tensor *view_header(sheaf_sched *s, int32_t k, const sheaf_tensor *
         sheaf_tensor *src = local_header(s, k, v->src[0]);
         sheaf_tensor *root = local_header(s, k, v->view_src);
         sheaf_tensor *c = src && root ? copy_header(s, v) : NULL;
-        if (!c || sheaf_graph_add_node(s->splits[k].graph, c)) return NULL;
+        if (!c || sheaf_graph_add(s->splits[k].graph, c, false)) return NULL;
         c->src[0] = src;
         c->view_src = root;
         c->buffer = NULL;
@@ -129,7 +129,7 @@ static sheaf_tensor *local_header(sheaf_sched *s, int32_t k, const sheaf_tensor 
         h = leaf_clone(s, t);
         if (h && s->clone_split[i] < 0) {
             s->clone_split[i] = k;
-            if (sheaf_graph_add_leaf(s->splits[k].graph, h)) h = NULL;
+            if (sheaf_graph_add(s->splits[k].graph, h, true)) h = NULL;
         }
     }
     if (h) s->local[i] = h, s->local_split[i] = k;
@@ -173,7 +173,7 @@ static sheaf_status add_node(sheaf_sched *s, int32_t k, const sheaf_tensor *t) {
     }
     s->clone[t->index] = s->local[t->index] = c;
     s->clone_split[t->index] = s->local_split[t->index] = k;
-    return sheaf_graph_add_node(s->splits[k].graph, c);
+    return sheaf_graph_add(s->splits[k].graph, c, false);
 }
 
 /* --- cutting ------------------------------------------------------------------------------------------- */
@@ -265,18 +265,18 @@ static sheaf_status flat_read(sheaf_sched *s, sheaf_tensor *of) {
     dep->buffer = NULL;
     dep->data = dep->ext = NULL;
     dep->flags = 0;
-    return sheaf_graph_add_node(s->flat, dep);
+    return sheaf_graph_add(s->flat, dep, false);
 }
 
 static sheaf_status flat_split(sheaf_sched *s, sched_split *p) {
     sheaf_status status = SHEAF_OK;
     for (int32_t i = 0; i < p->n_inputs && !status; i++) {
         status = flat_read(s, p->inputs[i].from);
-        if (!status) status = sheaf_graph_add_node(s->flat, p->inputs[i].to);
+        if (!status) status = sheaf_graph_add(s->flat, p->inputs[i].to, false);
     }
     p->flat_node0 = s->flat->n_nodes;
     for (int32_t i = 0; i < p->graph->n_nodes && !status; i++)
-        status = sheaf_graph_add_node(s->flat, p->graph->nodes[i]);
+        status = sheaf_graph_add(s->flat, p->graph->nodes[i], false);
     for (int32_t i = 0; i < p->n_aliases && !status; i++) status = flat_read(s, p->aliases[i].owner);
     return status;
 }
@@ -286,11 +286,11 @@ static sheaf_status flat_leafs(sheaf_sched *s) {
     for (int32_t i = 0; i < s->user->n_leafs && !status; i++) {
         /* an input keeps its bytes until the caller writes it again, also where the next batch does not use it */
         if (s->user->leafs[i]->flags & SHEAF_FLAG_INPUT) s->clone[i]->flags |= SHEAF_FLAG_OUTPUT;
-        status = sheaf_graph_add_leaf(s->flat, s->clone[i]);
+        status = sheaf_graph_add(s->flat, s->clone[i], true);
     }
     for (int32_t k = 0; k < s->n_splits; k++)
         for (int32_t i = 0; i < s->splits[k].n_aliases && !status; i++)
-            status = sheaf_graph_add_leaf(s->flat, s->splits[k].aliases[i].alias);
+            status = sheaf_graph_add(s->flat, s->splits[k].aliases[i].alias, true);
     return status;
 }
 

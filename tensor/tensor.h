@@ -311,10 +311,6 @@ typedef struct sheaf_graph {
 SHEAF_API sheaf_status sheaf_graph_new(sheaf_arena *a, int32_t capacity, sheaf_graph **out);
 /* Adds `t` and all it needs, dependencies first (iterative: no recursion on input depth). */
 SHEAF_API sheaf_status sheaf_graph_expand(sheaf_graph *g, sheaf_tensor *t);
-/* Appends `t` as it is, without its dependencies: for rooms that cut graphs into pieces (sched/, meta/). What
- * another piece computed is a leaf here, whatever its op. Order is the caller's affair. */
-SHEAF_API sheaf_status sheaf_graph_add_node(sheaf_graph *g, sheaf_tensor *t);
-SHEAF_API sheaf_status sheaf_graph_add_leaf(sheaf_graph *g, sheaf_tensor *t);
 /* Appends `t` alone, without its sources: for whoever writes a part of another graph, or a shard's own
  * graph, in an order already known. A leaf may then be a tensor that another graph computes. */
 SHEAF_API sheaf_status sheaf_graph_add(sheaf_graph *g, sheaf_tensor *t, bool as_leaf);
