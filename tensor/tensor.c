@@ -25,8 +25,8 @@ static bool set_strides(sheaf_tensor *t) {
 static bool set_shape(sheaf_tensor *t, int n_dims, const int64_t *ne) {
     if (n_dims < 1 || n_dims > SHEAF_MAX_DIMS) return false;
     int64_t total = 1;
+    for (int i = 0; i < SHEAF_MAX_DIMS; i++) t->ne[i] = i < n_dims ? ne[i] : 1;
     for (int i = 0; i < SHEAF_MAX_DIMS; i++) {
-        t->ne[i] = i < n_dims ? ne[i] : 1;
         if (t->ne[i] < 0 || __builtin_mul_overflow(total, t->ne[i], &total)) return false;
     }
     return true;
