@@ -294,6 +294,13 @@ sheaf_status sheaf_comm_post(sheaf_comm_op *op, int i, sheaf_queue *q, const she
     return sheaf_queue_call(q, run_post, p);
 }
 
+/* What holds words that members share starts on a cache line of its own. */
+static void *aligned_zeros(size_t bytes) {
+    void *p = sheaf_aligned_alloc(64, bytes);
+    if (p) memset(p, 0, bytes);
+    return p;
+}
+
 /* --- ops ------------------------------------------------------------------------------------------------ */
 
 static sheaf_status check_pieces(const sheaf_comm *c, const sheaf_comm_desc *d) {
@@ -367,9 +374,8 @@ no_memory:
 static sheaf_status own_posts(sheaf_comm_op *op) {
     size_t n = (size_t)op->comm->n_local;
     op->posts = sheaf_calloc(n * POST_SLOTS, sizeof *op->posts);
-    op->members = sheaf_aligned_alloc(64, n * sizeof *op->members);
+    op->members = aligned_zeros(n * sizeof *op->members);
     if (!op->posts || !op->members) return sheaf_fail(SHEAF_E_NO_MEMORY, "compiling '%s'", op->d.name);
-    memset((void *)op->members, 0, n * sizeof *op->members);
     for (size_t k = 0; k < n * POST_SLOTS; k++) {
         op->posts[k].op = op;
         op->posts[k].i = (int32_t)(k / POST_SLOTS);
@@ -522,11 +528,9 @@ static sheaf_status exchange_cards(sheaf_comm *c) {
 
 static sheaf_status make_members(sheaf_comm *c, sheaf_device *const *devices) {
     size_t n = (size_t)c->n_local;
-    c->members = sheaf_aligned_alloc(64, n * sizeof *c->members);
-    c->channels = sheaf_aligned_alloc(64, n * n * sizeof *c->channels);
+    c->members = aligned_zeros(n * sizeof *c->members);
+    c->channels = aligned_zeros(n * n * sizeof *c->channels);
     if (!c->members || !c->channels) return sheaf_fail(SHEAF_E_NO_MEMORY, "a communicator of %d devices", c->n_local);
-    memset((void *)c->members, 0, n * sizeof *c->members);
-    memset((void *)c->channels, 0, n * n * sizeof *c->channels);
     for (int i = 0; i < c->n_local; i++) {
         member *m = &c->members[i];
         m->comm = c;
@@ -544,9 +548,8 @@ sheaf_status sheaf_comm_new(sheaf_world *w, sheaf_device *const *devices, int n_
     if (!w || !devices || n_local < 1 || n_local > MAX_DEVICES) {
         return sheaf_fail(SHEAF_E_ARGUMENT, "a communicator of %d devices: 1 to %d can meet", n_local, MAX_DEVICES);
     }
-    sheaf_comm *c = sheaf_aligned_alloc(64, sizeof *c);
+    sheaf_comm *c = aligned_zeros(sizeof *c);
     if (!c) return sheaf_fail(SHEAF_E_NO_MEMORY, "a communicator");
-    memset((void *)c, 0, sizeof *c);
     c->world = w;
     c->n_local = n_local;
     c->timeout_ns = sheaf_settings()->comm_timeout_ms * 1000000;
