@@ -1,0 +1,268 @@
+/* Contexts: what a batch may be, what a failed one leaves, sequences that do not see each other, and a
+ * steady state that builds and allocates nothing. */
+#include "tests/models/model_support.h"
+
+static void start(rig *r, const char *name, const sheaf_context_options *o) {
+    rig_file(r, name);
+    rig_devices(r, "cpu");
+    rig_load(r, o);
+}
+
+static sheaf_context_options small(void) {
+    sheaf_context_options o = sheaf_context_defaults();
+    o.n_ctx = 64;
+    o.n_batch = 32;
+    o.n_ubatch = 8;
+    o.n_seq = 2;
+    return o;
+}
+
+/* Decodes n tokens that depend on `salt`, and returns the hash of the last row. */
+static uint64_t decode(sheaf_context *c, int n, int salt, int32_t seq) {
+    int32_t token[64], seqs[64];
+    for (int i = 0; i < n; i++) {
+        token[i] = (salt * 31 + i * 7) % 280;
+        seqs[i] = seq;
+    }
+    sheaf_batch b = {.n = n, .token = token, .seq = seqs};
+    expect_ok(sheaf_decode(c, &b));
+    return sheaf_logits_hash(c, 0);
+}
+
+#define expect_hash(got, wanted)                                                                                       \
+    do {                                                                                                               \
+        uint64_t got_ = (got), wanted_ = (wanted);                                                                     \
+        cr_assert(got_ == wanted_, "%s is %016llx, expected %016llx", #got, (unsigned long long)got_,                  \
+                  (unsigned long long)wanted_);                                                                        \
+    } while (0)
+
+Test(context, impossible_batches_are_refused_and_change_nothing, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-f32", &o);
+    decode(r.context, 5, 1, 0);
+    int32_t ids[40] = {0}, far = 288, seq = 2, pos = 4, ahead = 9;
+    const struct {
+        sheaf_batch b;
+        sheaf_status status;
+        const char *says;
+    } cases[] = {
+        {{.n = 0, .token = ids}, SHEAF_E_ARGUMENT, "a batch of 0 tokens"},
+        {{.n = -1, .token = ids}, SHEAF_E_ARGUMENT, "a batch of -1 tokens"},
+        {{.n = 33, .token = ids}, SHEAF_E_ARGUMENT, "a batch of 33 tokens, expected 1 to 32"},
+        {{.n = 1, .token = NULL}, SHEAF_E_ARGUMENT, "a batch"},
+        {{.n = 1, .token = &far}, SHEAF_E_RANGE, "id 288 is outside the vocabulary of 288"},
+        {{.n = 1, .token = ids, .seq = &seq}, SHEAF_E_RANGE, "sequence 2 of 2"},
+        {{.n = 1, .token = ids, .pos = &pos}, SHEAF_E_ARGUMENT, "position 4 of sequence 0, expected at least 5"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        expect_status(sheaf_decode(r.context, &cases[i].b), cases[i].status);
+        expect_error(cases[i].says);
+        expect_int(sheaf_kv_used(r.context, 0), 5);
+    }
+    sheaf_batch skip = {.n = 1, .token = ids, .pos = &ahead}; /* a gap in positions is allowed */
+    expect_ok(sheaf_decode(r.context, &skip));
+    expect_int(sheaf_kv_used(r.context, 0), 6);
+    rig_end(&r);
+}
+
+Test(context, a_prompt_longer_than_the_context_says_so, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-f32", &o);
+    decode(r.context, 32, 1, 0);
+    decode(r.context, 30, 2, 0);
+    int32_t ids[4] = {0};
+    expect_status(sheaf_decode(r.context, &(sheaf_batch){.n = 3, .token = ids}), SHEAF_E_RANGE);
+    expect_error("3 tokens do not fit the context: 2 of 64 cells are free");
+    expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 2, .token = ids}));
+    expect_int(sheaf_kv_used(r.context, 0), 64);
+    rig_end(&r);
+}
+
+Test(context, sequences_do_not_see_each_other, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-f32", &o);
+    uint64_t alone = decode(r.context, 10, 3, 0);
+    sheaf_kv_clear(r.context);
+    decode(r.context, 7, 9, 1);
+    uint64_t beside = decode(r.context, 10, 3, 0);
+    /* Sequence 0 lies in other cells now, and masked cells lie between: the same numbers all the same. */
+    expect_int(sheaf_kv_used(r.context, 1), 7);
+    cr_assert(alone == beside, "alone %016llx, beside another sequence %016llx", (unsigned long long)alone,
+              (unsigned long long)beside);
+    rig_end(&r);
+}
+
+Test(context, removed_positions_are_forgotten, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-f32", &o);
+    decode(r.context, 10, 1, 0);
+    uint64_t once = decode(r.context, 6, 2, 0);
+    expect_ok(sheaf_kv_remove(r.context, 0, 10, -1));
+    expect_int(sheaf_kv_used(r.context, 0), 10);
+    decode(r.context, 4, 5, 0);
+    expect_ok(sheaf_kv_remove(r.context, 0, 10, 14));
+    expect_hash(decode(r.context, 6, 2, 0), once);
+    expect_status(sheaf_kv_remove(r.context, 5, 0, -1), SHEAF_E_RANGE);
+    rig_end(&r);
+}
+
+Test(context, wanted_rows_come_in_batch_order, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-f32", &o);
+    int32_t ids[20];
+    uint8_t want[20] = {0};
+    uint64_t hash[20];
+    for (int i = 0; i < 20; i++) ids[i] = 100 + i;
+    for (int i = 0; i < 20; i++) {
+        expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 1, .token = &ids[i]}));
+        hash[i] = sheaf_logits_hash(r.context, 0);
+    }
+    sheaf_kv_clear(r.context);
+    want[0] = want[1] = want[9] = want[19] = 1; /* more than n_outputs = 1 allows in one micro-batch */
+    expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 20, .token = ids, .want = want}));
+    expect_int(sheaf_n_outputs(r.context), 4);
+    static const int places[] = {0, 1, 9, 19};
+    int same = 0;
+    for (int i = 0; i < 4; i++) same += sheaf_logits_hash(r.context, i) == hash[places[i]];
+    /* One token or many may run through different kernels; the rows must still be the right ones. */
+    for (int i = 0; i < 4; i++) {
+        cr_assert_not_null(sheaf_logits(r.context, i));
+        for (int k = 0; k < 4; k++)
+            if (k != i) cr_assert(sheaf_logits_hash(r.context, i) != hash[places[k]], "row %d is row %d", i, k);
+    }
+    cr_assert_null(sheaf_logits(r.context, 4));
+    cr_assert_null(sheaf_logits(r.context, -1));
+    printf("%d of 4 rows have the bits of one-token runs\n", same);
+    rig_end(&r);
+}
+
+Test(context, a_batch_that_wants_nothing_gives_nothing, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-f32", &o);
+    int32_t ids[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    uint8_t none[12] = {0};
+    uint64_t whole =
+        (expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 12, .token = ids})), sheaf_logits_hash(r.context, 0));
+    sheaf_kv_clear(r.context);
+    expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 8, .token = ids, .want = none}));
+    expect_int(sheaf_n_outputs(r.context), 0);
+    expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 4, .token = ids + 8}));
+    expect_hash(sheaf_logits_hash(r.context, 0), whole);
+    rig_end(&r);
+}
+
+static sheaf_status one_token(void *ctx) {
+    int32_t id = 17;
+    return sheaf_decode(ctx, &(sheaf_batch){.n = 1, .token = &id});
+}
+
+Test(context, steady_decode_builds_and_allocates_nothing, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-q8_0", &o);
+    decode(r.context, 8, 1, 0);
+    for (int i = 0; i < 3; i++) expect_ok(one_token(r.context));
+    sheaf_context_stats before = sheaf_context_get_stats(r.context);
+    for (int i = 0; i < 20; i++) {
+        int n = count_allocations(one_token, r.context);
+        cr_assert(n == 0, "token %d made %d allocations", i, n);
+    }
+    sheaf_context_stats after = sheaf_context_get_stats(r.context);
+    expect_int(after.graphs_built, before.graphs_built);
+    expect_int(after.graphs_reused, before.graphs_reused + 20);
+    expect_int(sheaf_sched_get_stats(sheaf_context_sched(r.context)).unexplained_reallocs, 0);
+    rig_end(&r);
+}
+
+Test(context, kv_types_are_close_to_f32_or_refused_by_name, .timeout = 120) {
+    static const sheaf_type types[] = {SHEAF_F32, SHEAF_F16, SHEAF_BF16, SHEAF_Q8_0};
+    float exact[512];
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        rig r;
+        sheaf_context_options o = small();
+        o.type_k = o.type_v = types[i];
+        rig_file(&r, "dense-f32");
+        rig_devices(&r, "cpu");
+        expect_ok(sheaf_model_load(r.path, &r.options, &r.model));
+        sheaf_status s = sheaf_context_new(r.model, &o, &r.context);
+        if (s) {
+            cr_assert(types[i] == SHEAF_BF16 || types[i] == SHEAF_Q8_0, "%s is refused: %s", sheaf_type_name(types[i]),
+                      sheaf_error());
+            expect_error(sheaf_type_name(types[i]));
+        } else {
+            decode(r.context, 20, 4, 0);
+            if (types[i] == SHEAF_F32) memcpy(exact, sheaf_logits(r.context, 0), sizeof exact);
+            double e = golden_nmse(sheaf_logits(r.context, 0), exact, 512);
+            cr_assert(e < (types[i] == SHEAF_F16 ? 1e-6 : 1e-3), "%s: NMSE %g", sheaf_type_name(types[i]), e);
+        }
+        rig_end(&r);
+    }
+    rig r;
+    sheaf_context_options o = small(), odd = small();
+    start(&r, "h28k4-f32", &o);
+    sheaf_context *c;
+    odd.type_v = SHEAF_Q8_0; /* heads of 8 */
+    expect_status(sheaf_context_new(r.model, &odd, &c), SHEAF_E_UNSUPPORTED);
+    expect_error("type q8_0 for values: heads of 8 are no whole number of blocks");
+    cr_assert_null(c);
+    rig_end(&r);
+}
+
+Test(context, two_contexts_of_one_model_do_not_disturb_each_other, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-f32", &o);
+    sheaf_context *other;
+    expect_ok(sheaf_context_new(r.model, &o, &other));
+    uint64_t first = decode(r.context, 9, 1, 0);
+    decode(other, 5, 6, 0);
+    expect_hash(decode(other, 4, 7, 0),
+                (sheaf_kv_clear(r.context), decode(r.context, 5, 6, 0), decode(r.context, 4, 7, 0)));
+    sheaf_kv_clear(other);
+    expect_hash(decode(other, 9, 1, 0), first);
+    sheaf_context_free(other);
+    rig_end(&r);
+}
+
+Test(context, impossible_options_are_refused, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small(), bad[4] = {small(), small(), small(), small()};
+    start(&r, "h9k3-f32", &o);
+    bad[0].n_ctx = -1;
+    bad[1].n_ubatch = -5;
+    bad[2].n_seq = -1;
+    bad[3].n_outputs = -1;
+    for (int i = 0; i < 4; i++) {
+        sheaf_context *c;
+        expect_status(sheaf_context_new(r.model, &bad[i], &c), SHEAF_E_ARGUMENT);
+        cr_assert_null(c);
+    }
+    o.type_k = (sheaf_type)4;
+    sheaf_context *c;
+    expect_status(sheaf_context_new(r.model, &o, &c), SHEAF_E_UNSUPPORTED);
+    rig_end(&r);
+}
+
+Test(context, memory_is_what_was_computed_beforehand, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small();
+    rig_file(&r, "h9k3-q8_0");
+    rig_devices(&r, "cpu");
+    r.options.no_mmap = true;
+    rig_load(&r, &o);
+    sheaf_memory_row is, said;
+    expect_int(sheaf_context_memory(r.context, 0, &is), true);
+    expect_int(sheaf_context_memory_estimate(r.context, 0, &said), true);
+    expect_text(is.device, "cpu");
+    expect_int(said.weight_bytes, is.weight_bytes);
+    expect_int(said.kv_bytes, is.kv_bytes);
+    expect_int(said.compute_bytes, is.compute_bytes);
+    expect_int(sheaf_context_memory(r.context, 1, &is), false);
+    rig_end(&r);
+}

@@ -1,0 +1,272 @@
+/* Loading: files that fit no architecture, numbers that make no sense, devices and memory that are not
+ * there. Every error names the file and what is wrong in it; nothing stays behind. */
+#include "tests/models/model_support.h"
+#include "tests/support/gguf_build.h"
+
+enum { EMBD = 32, HEADS = 4, KV_HEADS = 2, HEAD = 8, FF = 64, VOCAB = 40 };
+
+/* What one test changes of a small whole model. */
+typedef struct twist {
+    const char *arch, *skip_key, *skip_tensor;
+    const char *key; /* an integer key with another value */
+    int64_t value;
+    const char *f32_key;
+    float f32_value;
+    const char *text_key, *text;
+    const char *kv_array; /* head_count_kv as an array: "2,2" */
+    sheaf_type norm_type;
+    int64_t q_rows;
+    bool extra;
+} twist;
+
+static void put_u32(gguf_build *b, const twist *t, const char *key, uint32_t value) {
+    if (t->skip_key && !strcmp(t->skip_key, key)) return;
+    if (t->key && !strcmp(t->key, key)) value = (uint32_t)t->value;
+    char full[96];
+    snprintf(full, sizeof full, "llama.%s", key);
+    gguf_build_u32(b, full, value);
+}
+
+static void put_tensor(gguf_build *b, const twist *t, const char *name, sheaf_type type, int64_t ne0, int64_t ne1) {
+    if (t->skip_tensor && !strcmp(t->skip_tensor, name)) return;
+    gguf_build_tensor(b, name, type, ne1 ? 2 : 1, (int64_t[]){ne0, ne1}, NULL);
+}
+
+static void put_layer(gguf_build *b, const twist *t, int il) {
+    const struct {
+        const char *name;
+        int64_t ne0, ne1;
+    } rows[] = {
+        {"attn_norm", EMBD, 0},
+        {"attn_q", EMBD, t->q_rows},
+        {"attn_k", EMBD, KV_HEADS * HEAD},
+        {"attn_v", EMBD, KV_HEADS * HEAD},
+        {"attn_output", HEADS * HEAD, EMBD},
+        {"ffn_norm", EMBD, 0},
+        {"ffn_gate", EMBD, FF},
+        {"ffn_up", EMBD, FF},
+        {"ffn_down", FF, EMBD},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%d.%s.weight", il, rows[i].name);
+        put_tensor(b, t, name, rows[i].ne1 ? SHEAF_F32 : t->norm_type, rows[i].ne0, rows[i].ne1);
+    }
+}
+
+static void write_model(const char *path, const twist *given) {
+    twist t = *given;
+    if (!t.q_rows) t.q_rows = HEADS * HEAD;
+    gguf_build *b = gguf_build_new();
+    gguf_build_str(b, "general.architecture", t.arch ? t.arch : "llama");
+    put_u32(b, &t, "block_count", 2);
+    put_u32(b, &t, "context_length", 64);
+    put_u32(b, &t, "embedding_length", EMBD);
+    put_u32(b, &t, "feed_forward_length", FF);
+    put_u32(b, &t, "attention.head_count", HEADS);
+    if (t.kv_array) {
+        int32_t a[8], n = 0;
+        for (const char *p = t.kv_array; *p; p++)
+            if (*p >= '0' && *p <= '9') a[n++] = *p - '0';
+        gguf_build_array(b, "llama.attention.head_count_kv", SHEAF_GGUF_I32, a, n);
+    } else {
+        put_u32(b, &t, "attention.head_count_kv", KV_HEADS);
+    }
+    if (!t.skip_key || strcmp(t.skip_key, "eps") != 0)
+        gguf_build_f32(b, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    if (t.key && !strncmp(t.key, "extra.", 6)) {
+        char full[96];
+        snprintf(full, sizeof full, "llama.%s", t.key + 6);
+        gguf_build_i64(b, full, t.value);
+    }
+    if (t.f32_key) gguf_build_f32(b, t.f32_key, t.f32_value);
+    if (t.text_key) gguf_build_str(b, t.text_key, t.text);
+    put_tensor(b, &t, "token_embd.weight", SHEAF_F32, EMBD, VOCAB);
+    for (int il = 0; il < 2; il++) put_layer(b, &t, il);
+    put_tensor(b, &t, "output_norm.weight", SHEAF_F32, EMBD, 0);
+    if (t.extra) put_tensor(b, &t, "blk.2.nextn.eh_proj.weight", SHEAF_F32, EMBD, EMBD);
+    gguf_build_file(b, path);
+    gguf_build_free(b);
+}
+
+static void start(rig *r) {
+    *r = (rig){.folder = make_folder()};
+    snprintf(r->path, sizeof r->path, "%s/m.gguf", r->folder);
+    rig_devices(r, "cpu");
+}
+
+static sheaf_status load(rig *r, const twist *t) {
+    write_model(r->path, t);
+    return sheaf_model_load(r->path, &r->options, &r->model);
+}
+
+Test(model_load, a_whole_model_loads_and_says_what_it_is, .timeout = 60) {
+    rig r;
+    start(&r);
+    expect_ok(load(&r, &(twist){.text_key = "general.name", .text = "Tiny"}));
+    const sheaf_hparams *h = sheaf_model_hparams(r.model);
+    expect_int(h->n_layer, 2);
+    expect_int(h->n_vocab, VOCAB);
+    expect_int(h->head_k, HEAD);
+    expect_int(h->n_head_kv, KV_HEADS);
+    expect_int(h->rope.rope.n_dims, HEAD);
+    expect_int(h->tied, true);
+    expect_int(h->active_bytes, h->bytes);
+    expect_text(h->name, "Tiny");
+    cr_assert_null(sheaf_model_tokenizer(r.model));
+    rig_end(&r);
+}
+
+Test(model_load, files_that_fit_no_architecture_are_named, .timeout = 60) {
+    const struct {
+        twist t;
+        sheaf_status status;
+        const char *says;
+    } cases[] = {
+        {{.arch = "nosuch"}, SHEAF_E_UNSUPPORTED, "architecture \"nosuch\" not supported (known: llama"},
+        {{.skip_tensor = "output_norm.weight"},
+         SHEAF_E_NOT_FOUND,
+         "tensor output_norm.weight not found for architecture llama"},
+        {{.skip_tensor = "blk.1.ffn_down.weight"},
+         SHEAF_E_NOT_FOUND,
+         "tensor blk.1.ffn_down.weight not found for architecture llama"},
+        {{.skip_tensor = "token_embd.weight"}, SHEAF_E_NOT_FOUND, "tensor token_embd.weight not found"},
+        {{.q_rows = 31}, SHEAF_E_FORMAT, "blk.0.attn_q.weight: shape is [32, 31, 1, 1], expected [32, 32]"},
+        {{.norm_type = SHEAF_F16}, SHEAF_E_UNSUPPORTED, "blk.0.attn_norm.weight: type f16 not supported here"},
+        {{.key = "extra.expert_count", .value = 8},
+         SHEAF_E_UNSUPPORTED,
+         "llama.expert_count is 8; experts are not supported"},
+    };
+    rig r;
+    start(&r);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        expect_status(load(&r, &cases[i].t), cases[i].status);
+        expect_error(cases[i].says);
+        expect_error("m.gguf");
+        cr_assert_null(r.model);
+        cr_assert_null(strstr(sheaf_error(), "truncated"), "a complete file is called truncated: %s", sheaf_error());
+    }
+    rig_end(&r);
+}
+
+Test(model_load, numbers_that_make_no_sense_are_refused, .timeout = 60) {
+    const struct {
+        twist t;
+        sheaf_status status;
+        const char *says;
+    } cases[] = {
+        {{.skip_key = "block_count"}, SHEAF_E_NOT_FOUND, "llama.block_count not found"},
+        {{.skip_key = "eps"}, SHEAF_E_FORMAT, "layer_norm_rms_epsilon is missing"},
+        {{.key = "block_count", .value = 0}, SHEAF_E_FORMAT, "llama.block_count is 0"},
+        {{.key = "block_count", .value = 0xffffffff}, SHEAF_E_FORMAT, "llama.block_count is 4294967295"},
+        {{.key = "embedding_length", .value = 0}, SHEAF_E_FORMAT, "embedding_length is 0"},
+        {{.key = "embedding_length", .value = 0xffffffff}, SHEAF_E_FORMAT, "embedding_length"},
+        {{.key = "attention.head_count", .value = 3}, SHEAF_E_FORMAT, "3 heads are no multiple of 2 KV heads"},
+        {{.key = "attention.head_count_kv", .value = 0}, SHEAF_E_FORMAT, "head_count_kv is 0"},
+        {{.key = "attention.head_count", .value = 6}, SHEAF_E_FORMAT, "key_length is 0"}, /* 32 / 6 is no head size */
+        {{.kv_array = "2,1"}, SHEAF_E_UNSUPPORTED, "head_count_kv differs by layer (2 in layer 0, 1 in layer 1)"},
+        {{.kv_array = "2"}, SHEAF_E_FORMAT, "has 1 entries for 2 layers"},
+        {{.key = "extra.rope.dimension_count", .value = 10}, SHEAF_E_FORMAT, "rope.dimension_count is 10"},
+        {{.key = "extra.rope.dimension_count", .value = 7}, SHEAF_E_FORMAT, "odd number of dimensions (7)"},
+        {{.f32_key = "llama.rope.freq_base", .f32_value = -1}, SHEAF_E_FORMAT, "freq_base is -1"},
+        {{.f32_key = "llama.rope.freq_base", .f32_value = NAN}, SHEAF_E_FORMAT, "freq_base is"},
+        {{.text_key = "llama.rope.scaling.type", .text = "longrope"},
+         SHEAF_E_UNSUPPORTED,
+         "rope scaling \"longrope\" not supported"},
+    };
+    rig r;
+    start(&r);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        expect_status(load(&r, &cases[i].t), cases[i].status);
+        expect_error(cases[i].says);
+        cr_assert_null(r.model);
+    }
+    rig_end(&r);
+}
+
+Test(model_load, an_array_of_equal_heads_and_an_unused_tensor_are_fine, .timeout = 60) {
+    rig r;
+    start(&r);
+    expect_ok(load(&r, &(twist){.kv_array = "2,2", .extra = true}));
+    expect_int(sheaf_model_hparams(r.model)->n_head_kv, 2);
+    rig_end(&r);
+}
+
+Test(model_load, wrong_device_options_are_refused, .timeout = 60) {
+    rig r;
+    start(&r);
+    r.options.split_mode = SHEAF_SPLIT_LAYER;
+    expect_status(load(&r, &(twist){0}), SHEAF_E_UNSUPPORTED);
+    r.options.split_mode = SHEAF_SPLIT_TENSOR;
+    r.options.tensor_split = (float[]){1, 2};
+    r.options.n_tensor_split = 2;
+    expect_status(load(&r, &(twist){0}), SHEAF_E_ARGUMENT);
+    expect_error("2 shares for 1 devices");
+    r.options.tensor_split = NULL;
+    r.options.split_table = "nonsense here\n";
+    r.options.split_table_bytes = strlen(r.options.split_table);
+    cr_assert(load(&r, &(twist){0}) != SHEAF_OK, "a nonsense table was accepted");
+    rig_end(&r);
+}
+
+static bool stop_half_way(void *ctx, float done) {
+    *(float *)ctx = done;
+    return done < 0.5f;
+}
+
+Test(model_load, progress_reaches_one_and_can_cancel, .timeout = 60) {
+    for (int mapped = 0; mapped < 2; mapped++) {
+        rig r;
+        float done = 0;
+        start(&r);
+        r.options.no_mmap = !mapped;
+        r.options.progress = stop_half_way;
+        r.options.progress_ctx = &done;
+        expect_status(load(&r, &(twist){0}), SHEAF_E_CANCELLED);
+        cr_assert(done >= 0.5f, "stopped at %g", (double)done);
+        cr_assert_null(r.model);
+        rig_end(&r);
+    }
+}
+
+Test(model_load, mapped_and_read_give_the_same_bits, .timeout = 60) {
+    uint64_t hash[2];
+    for (int mapped = 0; mapped < 2; mapped++) {
+        rig r;
+        rig_file(&r, "h9k3-q8_0");
+        rig_devices(&r, "cpu");
+        r.options.no_mmap = !mapped;
+        rig_load(&r, NULL);
+        sheaf_batch b = {.n = 4, .token = (int32_t[]){1, 2, 3, 4}};
+        expect_ok(sheaf_decode(r.context, &b));
+        hash[mapped] = sheaf_logits_hash(r.context, 0);
+        rig_end(&r);
+    }
+    cr_assert(hash[0] == hash[1], "read %016llx, mapped %016llx", (unsigned long long)hash[0],
+              (unsigned long long)hash[1]);
+}
+
+static sheaf_status load_again(void *ctx) {
+    rig *r = ctx;
+    sheaf_context_options o = sheaf_context_defaults();
+    o.n_ctx = 32;
+    sheaf_status s = sheaf_model_load(r->path, &r->options, &r->model);
+    if (!s) s = sheaf_context_new(r->model, &o, &r->context);
+    sheaf_context_free(r->context);
+    sheaf_model_free(r->model);
+    r->context = NULL;
+    r->model = NULL;
+    return s;
+}
+
+Test(model_load, every_failed_allocation_is_a_clean_status, .timeout = 120) {
+    for (int mapped = 0; mapped < 2; mapped++) {
+        rig r;
+        start(&r);
+        write_model(r.path, &(twist){0});
+        r.options.no_mmap = !mapped;
+        int failed = fail_each_allocation(load_again, &r);
+        cr_assert(failed > 50, "only %d allocations were failed", failed);
+        rig_end(&r);
+    }
+}
