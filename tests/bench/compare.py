@@ -100,7 +100,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("models", nargs="+")
     p.add_argument("--peer", action="append", required=True, help="a llama-bench; repeat for several, the better one counts")
-    p.add_argument("--sheaf", default="build/launch/sheaf", help="our binary")
+    p.add_argument("--sheaf", default="build/sheaf", help="our binary")
     p.add_argument("--devices", action="append", help="repeat for several; default cpu and cpu/2")
     p.add_argument("-t", "--threads", type=int, default=2)
     p.add_argument("-p", "--prompt", type=int, default=256)
