@@ -260,7 +260,7 @@ static sheaf_status flat_read(sheaf_sched *s, sheaf_tensor *of) {
     sheaf_tensor *dep = copy_header(s, of);
     if (!dep) return sheaf_arena_status(s->arena);
     memset(dep->src, 0, sizeof dep->src);
-    dep->op = SHEAF_OP_VIEW;
+    dep->op = SHEAF_OP_CPY; /* a header op would read nothing; a write in place reads, and needs no memory */
     dep->src[0] = dep->view_src = of->view_src ? of->view_src : of; /* a view made for a copy is in no graph itself */
     dep->buffer = NULL;
     dep->data = dep->ext = NULL;
