@@ -3,7 +3,8 @@
 # full unrolling keeps out of memory.
 set(CPU_KERNEL_SOURCES cpu/levels.c cpu/kernels_portable.c)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|amd64|AMD64")
-  set(CPU_AVX2_SOURCES cpu/kernels_avx2.c)
+  set(CPU_AVX2_SOURCES cpu/kernels_avx2.c cpu/kernels_avx2_tile.c cpu/kernels_avx2_rows.c
+      cpu/kernels_avx2_attention.c cpu/kernels_avx2_vector.c)
   set(CPU_AVX512_SOURCES cpu/kernels_avx512.c cpu/kernels_avx512_tile.c cpu/kernels_avx512_rows.c
       cpu/kernels_avx512_attention.c cpu/kernels_avx512_vector.c)
   set(CPU_AVX2_OPTIONS -O3 -mavx2 -mfma -mf16c -mbmi2)
