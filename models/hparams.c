@@ -103,6 +103,10 @@ static sheaf_status shapes(sheaf_model *m) {
                           h->n_head_kv);
     /* The head size follows from the width only where the file says nothing. */
     int64_t head = h->n_embd % h->n_head == 0 ? h->n_embd / h->n_head : 0;
+    char key[KEY_BYTES];
+    if (head == 0 && sheaf_gguf_find(m->gguf, full_key(m, "attention.key_length", key)) < 0)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: a width of %d is no multiple of %d heads, and there is no %s", m->path,
+                          h->n_embd, h->n_head, key);
     s = integer(m, "attention.key_length", 1, 1 << 16, head, &h->head_k);
     if (!s) s = integer(m, "attention.value_length", 1, 1 << 16, head, &h->head_v);
     if (!s && (int64_t)h->n_head * (h->head_k > h->head_v ? h->head_k : h->head_v) > MAX_LENGTH)

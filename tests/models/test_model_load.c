@@ -163,7 +163,7 @@ Test(model_load, numbers_that_make_no_sense_are_refused, .timeout = 60) {
         {{.key = "embedding_length", .value = 0xffffffff}, SHEAF_E_FORMAT, "embedding_length"},
         {{.key = "attention.head_count", .value = 3}, SHEAF_E_FORMAT, "3 heads are no multiple of 2 KV heads"},
         {{.key = "attention.head_count_kv", .value = 0}, SHEAF_E_FORMAT, "head_count_kv is 0"},
-        {{.key = "attention.head_count", .value = 6}, SHEAF_E_FORMAT, "key_length is 0"}, /* 32 / 6 is no head size */
+        {{.key = "attention.head_count", .value = 6}, SHEAF_E_FORMAT, "a width of 32 is no multiple of 6 heads"},
         {{.kv_array = "2,1"}, SHEAF_E_UNSUPPORTED, "head_count_kv differs by layer (2 in layer 0, 1 in layer 1)"},
         {{.kv_array = "2"}, SHEAF_E_FORMAT, "has 1 entries for 2 layers"},
         {{.key = "extra.rope.dimension_count", .value = 10}, SHEAF_E_FORMAT, "rope.dimension_count is 10"},
