@@ -44,7 +44,8 @@ SHEAF_API int sheaf_world_host_size(const sheaf_world *w);
 SHEAF_API sheaf_status sheaf_world_broadcast(sheaf_world *w, void *bytes, size_t n);
 SHEAF_API sheaf_status sheaf_world_allgather(sheaf_world *w, const void *mine, size_t n, void *all);
 SHEAF_API sheaf_status sheaf_world_barrier(sheaf_world *w);
-/* Ends the whole job after a failure here: the others see SHEAF_E_PEER naming this rank. Never returns to MPI again. */
+/* Ends the whole job after a failure here (text: this thread's): the others' waits end with SHEAF_E_PEER naming
+ * this rank and its text. Then close the world and exit; ranks that are left part in good order. */
 SHEAF_API void sheaf_world_abandon(sheaf_world *w, sheaf_status why);
 
 /* --- communicators ----------------------------------------------------------------------------------- */

@@ -22,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_RANKS = 64, TAG_NOTICE = 1, PIECE = 1 << 28 };
+enum { MAX_RANKS = 64, TAG_NOTICE = 1, TAG_FAREWELL = 0x7000, PIECE = 1 << 28, FAREWELL_MS = 2000 };
 
 /* One rank tells the others that a link (0: all) failed there. */
 typedef struct notice {
@@ -194,11 +194,12 @@ static sheaf_status wait_messages(struct link *l, link_message *msg, int n, cons
     for (unsigned look = 0;; look++) {
         pthread_mutex_lock(&w->lock);
         int open = test_messages(l, msg, n, wait->what, &s);
-        if (open && look % 16 == 15) poll_notices(w);
+        if (open >= 0 && look % 16 == 0) poll_notices(w); /* also when all is there: the others may have given up */
         pthread_mutex_unlock(&w->lock);
-        if (open <= 0) return s;
+        if (open < 0) return s;
         if (wait->broken && wait->broken(wait->ctx)) return SHEAF_E_CANCELLED;
-        if (atomic_load(&w->dead)) return sheaf_error_restore(&w->why);
+        if (atomic_load(&w->dead) && !wait->farewell) return sheaf_error_restore(&w->why);
+        if (open == 0) return SHEAF_OK;
         int64_t waited = meet_now_ns() - start;
         if (wait->timeout_ns > 0 && waited > wait->timeout_ns) return late(msg, n, wait);
         rest(waited, wait->spin_ns);
@@ -207,7 +208,7 @@ static sheaf_status wait_messages(struct link *l, link_message *msg, int n, cons
 
 sheaf_status link_exchange(struct link *l, link_message *msg, int n, int tag, const link_wait *wait) {
     sheaf_world *w = l->world;
-    if (atomic_load(&w->dead)) return sheaf_error_restore(&w->why);
+    if (atomic_load(&w->dead) && !wait->farewell) return sheaf_error_restore(&w->why);
     for (int k = 0; k < n; k++) {
         if (msg[k].size > INT_MAX) {
             return sheaf_fail(SHEAF_E_RANGE, "'%s': a message of %zu bytes", wait->what, msg[k].size);
@@ -322,18 +323,22 @@ sheaf_status sheaf_world_broadcast(sheaf_world *w, void *bytes, size_t n) {
     return SHEAF_OK;
 }
 
-sheaf_status sheaf_world_allgather(sheaf_world *w, const void *mine, size_t n, void *all) {
-    if (n) memcpy((char *)all + (size_t)w->rank * n, mine, n);
-    if (w->size == 1) return SHEAF_OK;
+static sheaf_status gather_all(sheaf_world *w, const void *mine, size_t n, void *all, int tag, const link_wait *wait) {
     link_message msg[2 * MAX_RANKS];
-    int count = 0, tag = next_tag(w);
-    link_wait wait = world_wait("gathering from all ranks", true);
+    int count = 0;
     for (int k = 0; k < w->size; k++) {
         if (k == w->rank) continue;
         msg[count++] = (link_message){.bytes = (char *)all + (size_t)k * n, .size = n, .rank = k, .receive = true};
         msg[count++] = (link_message){.bytes = (void *)mine, .size = n, .rank = k};
     }
-    return link_exchange(w->own, msg, count, tag, &wait);
+    return link_exchange(w->own, msg, count, tag, wait);
+}
+
+sheaf_status sheaf_world_allgather(sheaf_world *w, const void *mine, size_t n, void *all) {
+    if (n) memcpy((char *)all + (size_t)w->rank * n, mine, n);
+    if (w->size == 1) return SHEAF_OK;
+    link_wait wait = world_wait("gathering from all ranks", true);
+    return gather_all(w, mine, n, all, next_tag(w), &wait);
 }
 
 sheaf_status sheaf_world_barrier(sheaf_world *w) {
@@ -447,18 +452,32 @@ sheaf_status sheaf_world_open(sheaf_world **out) {
     return SHEAF_OK;
 }
 
-static void disconnect(sheaf_world *w) {
-    bool dead = atomic_load(&w->dead);
-    if (!dead && sheaf_world_barrier(w)) { /* somebody will not come: finalising would wait for it for ever */
-        sheaf_log(SHEAF_LOG_WARN, "ending without the other ranks: %s", sheaf_error());
-        atomic_store(&w->dead, true);
-        dead = true;
-    }
-    if (w->listening && !dead) w->api->give_up(&w->in_request, true);
+/* After a failure the ranks that are left still part in good order: a rank that ends without MPI's leave has
+ * mpirun kill the others, perhaps before they could say why they end. Whoever does not come is not waited
+ * for; MPI is then left as it is, for finalising it would wait for ever. */
+static bool farewell(sheaf_world *w) {
+    char here = 1, all[MAX_RANKS];
+    link_wait wait = {.timeout_ns = FAREWELL_MS * 1000000ll, .what = "parting", .farewell = true};
+    return gather_all(w, &here, 1, all, TAG_FAREWELL, &wait) == SHEAF_OK;
+}
+
+static bool part(sheaf_world *w) {
+    if (atomic_load(&w->dead)) return farewell(w);
+    if (!sheaf_world_barrier(w)) return true;
+    sheaf_log(SHEAF_LOG_WARN, "ending without the other ranks: %s", sheaf_error());
+    return atomic_exchange(&w->dead, true) && farewell(w); /* told of a failure while waiting, or left alone */
+}
+
+/* True when MPI may still write into this world's memory. */
+static bool disconnect(sheaf_world *w) {
+    bool parted = part(w);
+    if (parted && w->listening) w->api->give_up(&w->in_request, true);
     link_free(w->own);
-    if (dead) return;
-    w->api->drop(w->notices);
-    w->api->close();
+    if (parted) {
+        w->api->drop(w->notices);
+        w->api->close();
+    }
+    return !parted;
 }
 
 /* The module stays loaded: MPI libraries leave threads and exit handlers behind. */
@@ -466,8 +485,7 @@ void sheaf_world_close(sheaf_world *w) {
     if (!w) return;
     bool kept = false;
     if (w->own) {
-        disconnect(w);
-        kept = atomic_load(&w->dead);
+        kept = disconnect(w);
     } else if (w->api && w->size == 1) {
         w->api->close();
     }

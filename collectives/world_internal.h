@@ -38,6 +38,7 @@ typedef struct link_wait {
     bool (*broken)(void *ctx); /* local members failed; NULL: never */
     void *ctx;
     const char *what; /* names the operation in errors */
+    bool farewell;    /* even though the world was abandoned */
 } link_wait;
 
 /* Moves all messages, in any order. SHEAF_E_TIMEOUT or _E_PEER name the first rank that is missing; SHEAF_E_CANCELLED

@@ -300,7 +300,8 @@ static sheaf_status sum_chunk(run *r, int64_t row0, int64_t rows) {
     s = exchange_and_meet(r, fill_sum, row0, rows);
     if (s) return s;
     for (int k = 0; k < h->n_nodes; k++) leaf[k] = node_at(r, k, rows);
-    if (h->direct && h->rank_node[r->c->rank] < h->n_nodes) leaf[h->rank_node[r->c->rank]] = own_nodes(r, row0, rows);
+    int own = h->rank_node[r->c->rank];
+    if (h->direct && own < h->rank_node[r->c->rank + 1]) leaf[own] = own_nodes(r, row0, rows);
     reduce_rows(r, &h->last, leaf, true, row0, row0, rows);
     return SHEAF_OK;
 }
