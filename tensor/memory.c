@@ -44,6 +44,7 @@ void *sheaf_realloc(void *p, size_t size) {
 
 void *sheaf_aligned_alloc(size_t alignment, size_t size) {
     void *p = NULL;
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) return NULL; /* a sanitizer would stop the program */
     if (size > PTRDIFF_MAX || !allowed(size)) return NULL;
     if (alignment < sizeof(void *)) alignment = sizeof(void *);
     if (posix_memalign(&p, alignment, size ? size : 1)) return NULL;
