@@ -1,0 +1,495 @@
+/* Every op x type x shape x level x number of threads against the reference, and the same bits for
+ * every number of threads. Cases are rows of tables; a row says how to build one node. */
+#include "tests/backends/reference.h"
+#include "tests/backends/workbench.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int thread_counts[] = {1, 2, 3, 7};
+enum { N_THREAD_COUNTS = sizeof thread_counts / sizeof thread_counts[0] };
+
+typedef struct op_case {
+    const char *name;
+    sheaf_tensor *(*build)(sheaf_arena *a, const struct op_case *c);
+    double bound; /* on |got - expected| / max(1, largest |expected|) */
+    int kind;     /* op parameter of a family of cases */
+    sheaf_type type;
+    int64_t m, n, k;
+} op_case;
+
+/* --- running one case --------------------------------------------------------------------------------- */
+
+/* Ids and positions by op; floats were filled by place. */
+static void fill_integers(sheaf_tensor *node, uint32_t seed) {
+    sheaf_tensor *ids = node->op == SHEAF_OP_SET_ROWS                                ? node->src[2]
+                        : node->op == SHEAF_OP_GET_ROWS || node->op == SHEAF_OP_ROPE ? node->src[1]
+                                                                                     : NULL;
+    if (!ids) return;
+    int64_t rows = node->op == SHEAF_OP_ROPE ? 3000 : node->src[0]->ne[1];
+    for (int64_t i = 0; i < ids->ne[0]; i++) {
+        int64_t id = (int64_t)(random_next(&seed) % (uint32_t)(rows + 2)) - 1; /* -1 and `rows` are outside */
+        if (node->op == SHEAF_OP_ROPE && id < 0) id = 0;
+        if (ids->type == SHEAF_I64)
+            ((int64_t *)ids->data)[i] = id;
+        else
+            ((int32_t *)ids->data)[i] = (int32_t)id;
+    }
+}
+
+static double worst_error(const sheaf_tensor *node, const double *expected) {
+    double largest = 1, worst = 0;
+    int64_t n = sheaf_nelements(node);
+    for (int64_t i = 0; i < n; i++)
+        if (isfinite(expected[i])) largest = fmax(largest, fabs(expected[i]));
+    const double *e = expected;
+    for (int64_t i3 = 0; i3 < node->ne[3]; i3++)
+        for (int64_t i2 = 0; i2 < node->ne[2]; i2++)
+            for (int64_t i1 = 0; i1 < node->ne[1]; i1++)
+                for (int64_t i0 = 0; i0 < node->ne[0]; i0++, e++) {
+                    double got = reference_at(node, i0, i1, i2, i3);
+                    if (got == *e || (isnan(got) && isnan(*e))) continue;
+                    double error = fabs(got - *e) / largest;
+                    worst = isnan(error) ? INFINITY : fmax(worst, error);
+                }
+    return worst;
+}
+
+/* Builds, computes, compares. The result's bytes go to *bytes (the caller frees). */
+static void run_case(workbench *w, const op_case *c, const char *where, uint8_t **bytes, size_t *n_bytes) {
+    sheaf_graph *g;
+    cr_assert_eq(workbench_clear(w), SHEAF_OK, "%s", sheaf_error());
+    sheaf_tensor *node = c->build(w->arena, c);
+    cr_assert_eq(workbench_graph(w, node, &g), SHEAF_OK, "%s %s: %s", where, c->name, sheaf_error());
+    cr_assert_eq(workbench_place(w, 12345), SHEAF_OK, "%s", sheaf_error());
+    fill_integers(node, 99);
+    cr_assert(sheaf_device_supports_op(w->device, node), "%s %s: not supported", where, c->name);
+    double *expected = malloc((size_t)(sheaf_nelements(node) + 1) * sizeof *expected);
+    reference_eval(node, expected);
+    cr_assert_eq(sheaf_backend_compute(w->backend, g), SHEAF_OK, "%s %s: %s", where, c->name, sheaf_error());
+    double worst = worst_error(node, expected);
+    cr_assert(worst <= c->bound, "%s %s: error %g, bound %g", where, c->name, worst, c->bound);
+    free(expected);
+    *n_bytes = sheaf_nbytes(node);
+    *bytes = malloc(*n_bytes + 1);
+    if (*n_bytes) memcpy(*bytes, node->data, *n_bytes);
+}
+
+/* All rows of a table at every level and number of threads; bits must not depend on the threads. */
+static void run_table(const op_case *cases, int n) {
+    for (const char *const *level = kernel_levels(); *level; level++) {
+        uint8_t **first = calloc((size_t)n, sizeof *first);
+        for (int t = 0; t < N_THREAD_COUNTS; t++) {
+            workbench w;
+            char where[64];
+            snprintf(where, sizeof where, "%s, %d threads:", *level, thread_counts[t]);
+            cr_assert_eq(workbench_open(&w, "cpu", thread_counts[t], *level), SHEAF_OK, "%s", sheaf_error());
+            for (int i = 0; i < n; i++) {
+                uint8_t *bytes;
+                size_t size;
+                run_case(&w, &cases[i], where, &bytes, &size);
+                if (t == 0) {
+                    first[i] = bytes;
+                    continue;
+                }
+                cr_assert(memcmp(first[i], bytes, size) == 0, "%s %s: other bits than with one thread", where,
+                          cases[i].name);
+                free(bytes);
+            }
+            workbench_close(&w);
+        }
+        for (int i = 0; i < n; i++) free(first[i]);
+        free(first);
+    }
+}
+
+#define RUN(table) run_table(table, (int)(sizeof(table) / sizeof(table)[0]))
+
+/* --- element by element ---------------------------------------------------------------------------------- */
+
+static sheaf_tensor *binary_of(sheaf_arena *a, int kind, sheaf_tensor *x, sheaf_tensor *y) {
+    switch (kind) {
+    case 0: return sheaf_add(a, x, y);
+    case 1: return sheaf_sub(a, x, y);
+    case 2: return sheaf_mul(a, x, y);
+    /* a divisor near zero has no bound on its error: keep it in [4, 6] */
+    default: return sheaf_div(a, x, y);
+    }
+}
+
+static sheaf_tensor *same_shape(sheaf_arena *a, const op_case *c) {
+    int64_t ne[4] = {c->m, c->n, 3, 2};
+    return binary_of(a, c->kind, sheaf_new(a, SHEAF_F32, 4, ne), sheaf_new(a, SHEAF_F32, 4, ne));
+}
+static sheaf_tensor *row_broadcast(sheaf_arena *a, const op_case *c) {
+    int64_t ne[4] = {c->m, c->n, 3, 2};
+    return binary_of(a, c->kind, sheaf_new(a, SHEAF_F32, 4, ne), sheaf_new_1d(a, SHEAF_F32, c->m));
+}
+static sheaf_tensor *scalar_broadcast(sheaf_arena *a, const op_case *c) {
+    return binary_of(a, c->kind, sheaf_new_3d(a, SHEAF_F32, c->m, c->n, 2), sheaf_new_3d(a, SHEAF_F32, 1, c->n, 1));
+}
+static sheaf_tensor *repeat_broadcast(sheaf_arena *a, const op_case *c) {
+    return binary_of(a, c->kind, sheaf_new_2d(a, SHEAF_F32, 3 * c->m, c->n), sheaf_new_2d(a, SHEAF_F32, c->m, 1));
+}
+static sheaf_tensor *transposed(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *x = sheaf_transpose(a, sheaf_new_2d(a, SHEAF_F32, c->n, c->m));
+    return binary_of(a, c->kind, x, sheaf_transpose(a, sheaf_new_2d(a, SHEAF_F32, c->n, c->m)));
+}
+static sheaf_tensor *in_view(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *big = sheaf_new_2d(a, SHEAF_F32, c->m + 5, c->n + 2);
+    sheaf_tensor *v = sheaf_view_2d(a, big, c->m, c->n, big->nb[1], 3 * sizeof(float) + big->nb[1]);
+    return binary_of(a, c->kind, v, sheaf_new_2d(a, SHEAF_F32, c->m, c->n));
+}
+static sheaf_tensor *scale(sheaf_arena *a, const op_case *c) {
+    return sheaf_scale(a, sheaf_new_2d(a, SHEAF_F32, c->m, c->n), 1.75f, -0.25f);
+}
+static sheaf_tensor *unary(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *x = sheaf_new_2d(a, SHEAF_F32, c->m, c->n);
+    return sheaf_unary_op(a, x, (sheaf_unary)c->kind);
+}
+static sheaf_tensor *unary_strided(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *x = sheaf_transpose(a, sheaf_new_2d(a, SHEAF_F32, c->n, c->m));
+    return sheaf_unary_op(a, x, (sheaf_unary)c->kind);
+}
+static sheaf_tensor *glu(sheaf_arena *a, const op_case *c) {
+    return sheaf_glu_op(a, sheaf_new_2d(a, SHEAF_F32, c->m, c->n), sheaf_new_2d(a, SHEAF_F32, c->m, c->n),
+                        (sheaf_glu)c->kind);
+}
+static sheaf_tensor *glu_halves(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *both = sheaf_new_2d(a, SHEAF_F32, 2 * c->m, c->n);
+    return sheaf_glu_op(a, sheaf_view_2d(a, both, c->m, c->n, both->nb[1], 0),
+                        sheaf_view_2d(a, both, c->m, c->n, both->nb[1], c->n ? (size_t)c->m * sizeof(float) : 0),
+                        (sheaf_glu)c->kind);
+}
+
+Test(ops, elementwise, .timeout = 120) {
+    static const int64_t shapes[][2] = {{1, 1}, {7, 3}, {64, 5}, {1023, 2}, {1025, 1}, {5000, 1}, {0, 4}, {4, 0}};
+    static const struct {
+        const char *name;
+        sheaf_tensor *(*build)(sheaf_arena *, const op_case *);
+        int kinds;
+        double bound;
+    } families[] = {
+        {"same shape", same_shape, 3, 1e-6},
+        {"row broadcast", row_broadcast, 3, 1e-6},
+        {"scalar broadcast", scalar_broadcast, 3, 1e-6},
+        {"repeated", repeat_broadcast, 3, 1e-6},
+        {"transposed", transposed, 3, 1e-6},
+        {"view", in_view, 3, 1e-6},
+        {"scale", scale, 1, 1e-6},
+        {"unary", unary, SHEAF_UNARY_COUNT, 2e-6},
+        {"unary strided", unary_strided, SHEAF_UNARY_COUNT, 2e-6},
+        {"glu", glu, SHEAF_GLU_COUNT, 2e-6},
+        {"glu of halves", glu_halves, SHEAF_GLU_COUNT, 2e-6},
+    };
+    op_case cases[512];
+    char names[512][64];
+    int n = 0;
+    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++)
+        for (int kind = 0; kind < families[f].kinds; kind++)
+            for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+                snprintf(names[n], sizeof names[n], "%s kind %d of %lld x %lld", families[f].name, kind,
+                         (long long)shapes[s][0], (long long)shapes[s][1]);
+                cases[n] = (op_case){.name = names[n],
+                                     .build = families[f].build,
+                                     .bound = families[f].bound,
+                                     .kind = kind,
+                                     .m = shapes[s][0],
+                                     .n = shapes[s][1]};
+                n++;
+            }
+    run_table(cases, n);
+}
+
+/* --- rows ---------------------------------------------------------------------------------------------------- */
+
+static sheaf_tensor *rms_norm(sheaf_arena *a, const op_case *c) {
+    return sheaf_rms_norm(a, sheaf_new_3d(a, SHEAF_F32, c->m, c->n, 2),
+                          c->kind ? sheaf_new_1d(a, SHEAF_F32, c->m) : NULL, 1e-5f);
+}
+static sheaf_tensor *norm(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *w = c->kind > 0 ? sheaf_new_1d(a, SHEAF_F32, c->m) : NULL;
+    return sheaf_norm(a, sheaf_new_2d(a, SHEAF_F32, c->m, c->n), w,
+                      c->kind > 1 ? sheaf_new_1d(a, SHEAF_F32, c->m) : NULL, 1e-5f);
+}
+static sheaf_tensor *rms_norm_view(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *big = sheaf_new_2d(a, SHEAF_F32, c->m + 9, c->n);
+    return sheaf_rms_norm(a, sheaf_view_2d(a, big, c->m, c->n, big->nb[1], 4 * sizeof(float)), NULL, 1e-6f);
+}
+static sheaf_tensor *soft_max(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *mask = c->kind ? sheaf_new_2d(a, c->type, c->m, c->n) : NULL;
+    return sheaf_soft_max(a, sheaf_new_3d(a, SHEAF_F32, c->m, c->n, 6), mask, 0.7f, c->kind == 2 ? 8.0f : 0.0f);
+}
+static sheaf_tensor *sum_rows(sheaf_arena *a, const op_case *c) {
+    return sheaf_sum_rows(a, sheaf_new_3d(a, SHEAF_F32, c->m, c->n, 2));
+}
+static sheaf_tensor *argmax(sheaf_arena *a, const op_case *c) {
+    return sheaf_argmax(a, sheaf_new_2d(a, SHEAF_F32, c->m, c->n));
+}
+
+Test(ops, rows, .timeout = 120) {
+    static const op_case cases[] = {
+        {"rms_norm", rms_norm, 1e-5, 0, .m = 64, .n = 3},
+        {"rms_norm weight", rms_norm, 1e-5, 1, .m = 576, .n = 5},
+        {"rms_norm odd", rms_norm, 1e-5, 1, .m = 33, .n = 1},
+        {"rms_norm one", rms_norm, 1e-5, 1, .m = 1, .n = 2},
+        {"rms_norm no rows", rms_norm, 0, 1, .m = 8, .n = 0},
+        {"rms_norm view", rms_norm_view, 1e-5, 0, .m = 40, .n = 4},
+        {"norm", norm, 1e-5, 0, .m = 64, .n = 3},
+        {"norm weight", norm, 1e-5, 1, .m = 65, .n = 3},
+        {"norm weight bias", norm, 1e-5, 2, .m = 17, .n = 9},
+        {"soft_max", soft_max, 1e-6, 0, .m = 50, .n = 3},
+        {"soft_max f32 mask", soft_max, 1e-6, 1, SHEAF_F32, 50, 3},
+        {"soft_max f16 mask", soft_max, 1e-6, 1, SHEAF_F16, 129, 2},
+        {"soft_max alibi", soft_max, 1e-6, 2, SHEAF_F16, 31, 4},
+        {"soft_max one", soft_max, 1e-6, 1, SHEAF_F32, 1, 1},
+        {"sum_rows", sum_rows, 1e-6, .m = 1000, .n = 3},
+        {"sum_rows one", sum_rows, 1e-6, .m = 1, .n = 1},
+        {"argmax", argmax, 0, .m = 1000, .n = 3},
+        {"argmax one", argmax, 0, .m = 1, .n = 5},
+    };
+    RUN(cases);
+}
+
+/* --- rotations -------------------------------------------------------------------------------------------------- */
+
+static sheaf_tensor *rope(sheaf_arena *a, const op_case *c) {
+    sheaf_params p = {.rope = {.kind = c->kind & 2,
+                               .n_dims = (int32_t)c->k,
+                               .n_ctx_orig = 2048,
+                               .freq_base = 10000.0f,
+                               .freq_scale = 1.0f,
+                               .attn_factor = 1.0f,
+                               .beta_fast = 32,
+                               .beta_slow = 1}};
+    if (c->kind & 4) p.rope.freq_scale = 0.25f, p.rope.ext_factor = 1.0f, p.rope.attn_factor = 1.1f;
+    sheaf_tensor *factors = c->kind & 8 ? sheaf_new_1d(a, SHEAF_F32, c->k / 2) : NULL;
+    sheaf_tensor *x = sheaf_new_3d(a, SHEAF_F32, c->m, 3, c->n);
+    if (c->kind & 16) { /* heads and tokens swapped in memory */
+        x = sheaf_permute(a, sheaf_new_3d(a, SHEAF_F32, c->m, c->n, 3), 0, 2, 1, 3);
+    }
+    return sheaf_rope(a, x, sheaf_new_1d(a, SHEAF_I32, c->n), factors, &p);
+}
+
+Test(ops, rotations, .timeout = 120) {
+    static const op_case cases[] = {
+        {"norm", rope, 2e-6, 0, .m = 64, .n = 5, .k = 64},
+        {"neox", rope, 2e-6, 2, .m = 64, .n = 5, .k = 64},
+        {"norm partial", rope, 2e-6, 0, .m = 80, .n = 3, .k = 32},
+        {"neox partial", rope, 2e-6, 2, .m = 80, .n = 3, .k = 32},
+        {"yarn", rope, 2e-6, 4, .m = 64, .n = 4, .k = 64},
+        {"yarn neox", rope, 2e-6, 6, .m = 128, .n = 4, .k = 128},
+        {"neox permuted", rope, 2e-6, 18, .m = 32, .n = 6, .k = 32},
+        {"nothing rotated", rope, 0, 0, .m = 8, .n = 2, .k = 0},
+        {"no tokens", rope, 0, 2, .m = 8, .n = 0, .k = 8},
+    };
+    RUN(cases);
+}
+
+/* --- copies ------------------------------------------------------------------------------------------------------- */
+
+static sheaf_tensor *cont_permuted(sheaf_arena *a, const op_case *c) {
+    return sheaf_cont(a, sheaf_permute(a, sheaf_new_3d(a, c->type, c->m, c->n, 3), 0, 2, 1, 3));
+}
+static sheaf_tensor *cont_transposed(sheaf_arena *a, const op_case *c) {
+    return sheaf_cont(a, sheaf_transpose(a, sheaf_new_2d(a, c->type, c->m, c->n)));
+}
+static sheaf_tensor *convert(sheaf_arena *a, const op_case *c) {
+    return sheaf_cpy(a, sheaf_new_2d(a, (sheaf_type)c->kind, c->m, c->n), sheaf_new_2d(a, c->type, c->m, c->n));
+}
+static sheaf_tensor *concat(sheaf_arena *a, const op_case *c) {
+    int64_t x[4] = {c->m, 2, 3, 2}, y[4] = {c->m, 2, 3, 2};
+    y[c->kind] += c->n;
+    return sheaf_concat(a, sheaf_new(a, c->type, 4, x), sheaf_new(a, c->type, 4, y), c->kind);
+}
+static sheaf_tensor *fill(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *big = sheaf_new_2d(a, c->type, c->m, c->n + 2);
+    return sheaf_fill(a, sheaf_view_2d(a, big, c->m, c->n, big->nb[1], big->nb[1]), (float)c->kind);
+}
+static sheaf_tensor *get_rows(sheaf_arena *a, const op_case *c) {
+    return sheaf_get_rows(a, sheaf_new_2d(a, c->type, c->m, c->k), sheaf_new_1d(a, SHEAF_I32, c->n));
+}
+static sheaf_tensor *set_rows(sheaf_arena *a, const op_case *c) {
+    return sheaf_set_rows(a, sheaf_new_2d(a, c->type, c->m, c->k), sheaf_new_2d(a, SHEAF_F32, c->m, c->n),
+                          sheaf_new_1d(a, SHEAF_I64, c->n));
+}
+
+Test(ops, copies, .timeout = 120) {
+    static const op_case cases[] = {
+        {"cont permuted", cont_permuted, 0, 0, SHEAF_F32, 33, 4},
+        {"cont permuted q4_0", cont_permuted, 0, 0, SHEAF_Q4_0, 64, 4},
+        {"cont transposed", cont_transposed, 0, 0, SHEAF_F32, 33, 5},
+        {"cont transposed f16", cont_transposed, 0, 0, SHEAF_F16, 17, 5},
+        {"cont empty", cont_transposed, 0, 0, SHEAF_F32, 0, 5},
+        {"f32 to f16", convert, 1e-3, SHEAF_F32, SHEAF_F16, 50, 3},
+        {"f16 to f32", convert, 0, SHEAF_F16, SHEAF_F32, 50, 3},
+        {"f32 to bf16", convert, 5e-3, SHEAF_F32, SHEAF_BF16, 50, 3},
+        {"bf16 to f16", convert, 1e-3, SHEAF_BF16, SHEAF_F16, 50, 3},
+        {"f32 to q8_0", convert, 1e-2, SHEAF_F32, SHEAF_Q8_0, 64, 3},
+        {"q4_0 to f32", convert, 1e-6, SHEAF_Q4_0, SHEAF_F32, 64, 3},
+        {"q4_0 to q8_0", convert, 1e-2, SHEAF_Q4_0, SHEAF_Q8_0, 64, 3},
+        {"q6_k to f16", convert, 1e-3, SHEAF_Q6_K, SHEAF_F16, 256, 3},
+        {"i32 to i32", convert, 0, SHEAF_I32, SHEAF_I32, 7, 3},
+        {"concat 0", concat, 0, 0, SHEAF_F32, 5, 3},
+        {"concat 1", concat, 0, 1, SHEAF_F32, 5, 3},
+        {"concat 2", concat, 0, 2, SHEAF_F16, 5, 3},
+        {"concat 3", concat, 0, 3, SHEAF_F32, 5, 3},
+        {"concat q8_0", concat, 0, 0, SHEAF_Q8_0, 32, 64},
+        {"fill zero", fill, 0, 0, SHEAF_Q8_0, 64, 3},
+        {"fill three", fill, 0, 3, SHEAF_F16, 13, 4},
+        {"get_rows f32", get_rows, 0, 0, SHEAF_F32, 33, 9, 20},
+        {"get_rows f16", get_rows, 0, 0, SHEAF_F16, 33, 9, 20},
+        {"get_rows q4_1", get_rows, 1e-6, 0, SHEAF_Q4_1, 64, 9, 20},
+        {"get_rows q6_k", get_rows, 1e-6, 0, SHEAF_Q6_K, 256, 9, 20},
+        {"get_rows none", get_rows, 0, 0, SHEAF_F32, 8, 0, 4},
+        {"set_rows f32", set_rows, 0, 0, SHEAF_F32, 33, 9, 20},
+        {"set_rows f16", set_rows, 1e-3, 0, SHEAF_F16, 64, 19, 11},
+        {"set_rows q8_0", set_rows, 1e-2, 0, SHEAF_Q8_0, 64, 9, 20},
+        {"set_rows none", set_rows, 0, 0, SHEAF_F32, 8, 0, 4},
+    };
+    RUN(cases);
+}
+
+/* --- attention ---------------------------------------------------------------------------------------------------- */
+
+enum { MASK = 1, SINKS = 2, CAP = 4, ALIBI = 8, SHARD = 16 };
+
+/* m: head length, n: tokens, k: positions; 6 query heads on 2 KV heads. */
+static sheaf_tensor *attention(sheaf_arena *a, const op_case *c) {
+    int64_t heads = c->kind & SHARD ? 4 : 6;
+    sheaf_tensor *q = sheaf_permute(a, sheaf_new_3d(a, SHEAF_F32, c->m, heads, c->n), 0, 2, 1, 3);
+    sheaf_tensor *k = sheaf_new_3d(a, c->type, c->m, c->k, 2), *v = sheaf_new_3d(a, c->type, c->m, c->k, 2);
+    sheaf_tensor *mask = c->kind & MASK ? sheaf_new_2d(a, SHEAF_F16, c->k, c->n) : NULL;
+    sheaf_tensor *sinks = c->kind & SINKS ? sheaf_new_1d(a, SHEAF_F32, heads) : NULL;
+    sheaf_tensor *t =
+        sheaf_attention(a, q, k, v, mask, sinks, 0.25f, c->kind & ALIBI ? 8.0f : 0.0f, c->kind & CAP ? 2.0f : 0.0f);
+    if (t && c->kind & SHARD) { /* heads 2 to 5 of 6: KV heads 0 and 1 */
+        t->params.attention.q_head0 = 2;
+        t->params.attention.n_head = 6;
+    }
+    return t;
+}
+
+Test(ops, attention, .timeout = 120) {
+    static const op_case cases[] = {
+        {"f32 one", attention, 2e-5, 0, SHEAF_F32, 32, 1, 1},
+        {"f32", attention, 2e-5, MASK, SHEAF_F32, 64, 3, 300},
+        {"f16", attention, 2e-3, MASK, SHEAF_F16, 64, 5, 257},
+        {"f16 many tokens", attention, 2e-3, MASK, SHEAF_F16, 64, 130, 130},
+        {"bf16", attention, 2e-3, 0, SHEAF_BF16, 64, 2, 64},
+        {"q8_0", attention, 5e-3, MASK, SHEAF_Q8_0, 64, 2, 100},
+        {"cap", attention, 2e-5, MASK | CAP, SHEAF_F32, 32, 2, 70},
+        {"sinks", attention, 2e-5, SINKS, SHEAF_F32, 32, 2, 70},
+        {"alibi", attention, 2e-3, MASK | ALIBI, SHEAF_F16, 32, 2, 70},
+        {"shard", attention, 2e-5, MASK | SHARD, SHEAF_F32, 32, 2, 70},
+        {"no tokens", attention, 0, 0, SHEAF_F32, 32, 0, 5},
+        {"odd head", attention, 2e-5, MASK, SHEAF_F32, 20, 2, 65},
+    };
+    RUN(cases);
+}
+
+/* --- products --------------------------------------------------------------------------------------------------------
+ */
+
+static sheaf_tensor *mul_mat(sheaf_arena *a, const op_case *c) {
+    return sheaf_mul_mat(a, sheaf_new_2d(a, c->type, c->k, c->m), sheaf_new_2d(a, SHEAF_F32, c->k, c->n));
+}
+static sheaf_tensor *mul_mat_batched(sheaf_arena *a, const op_case *c) {
+    int64_t w[4] = {c->k, c->m, 2, 1}, x[4] = {c->k, c->n, 4, 3};
+    return sheaf_mul_mat(a, sheaf_new(a, c->type, 4, w), sheaf_new(a, SHEAF_F32, 4, x));
+}
+static sheaf_tensor *mul_mat_permuted(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *w = sheaf_permute(a, sheaf_new_3d(a, c->type, c->k, 2, c->m), 0, 2, 1, 3);
+    sheaf_tensor *x = sheaf_permute(a, sheaf_new_3d(a, SHEAF_F32, c->k, 4, c->n), 0, 2, 1, 3);
+    return sheaf_mul_mat(a, w, x);
+}
+static sheaf_tensor *mul_mat_segments(sheaf_arena *a, const op_case *c) {
+    return sheaf_mul_mat_segments(a, mul_mat(a, c), c->kind);
+}
+static sheaf_tensor *mul_mat_f64(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *t = mul_mat_segments(a, c);
+    if (!t) return NULL;
+    t->type = SHEAF_F64;
+    t->nb[0] = 8;
+    for (int i = 1; i < 4; i++) t->nb[i] = t->nb[i - 1] * (size_t)t->ne[i - 1];
+    return t;
+}
+
+/* What 8-bit activations may cost, or f32 sums. */
+static double product_bound(sheaf_type t) { return sheaf_type_is_quantized(t) ? 4e-2 : t == SHEAF_F32 ? 1e-5 : 2e-3; }
+
+Test(ops, products, .timeout = 300) {
+    static const sheaf_type types[] = {SHEAF_F32,  SHEAF_F16,    SHEAF_BF16,   SHEAF_Q4_0, SHEAF_Q4_1, SHEAF_Q5_0,
+                                       SHEAF_Q5_1, SHEAF_Q8_0,   SHEAF_Q2_K,   SHEAF_Q3_K, SHEAF_Q4_K, SHEAF_Q5_K,
+                                       SHEAF_Q6_K, SHEAF_IQ4_NL, SHEAF_IQ4_XS, SHEAF_MXFP4};
+    static const struct {
+        const char *name;
+        sheaf_tensor *(*build)(sheaf_arena *, const op_case *);
+        int kind;
+        int64_t m, n, k;
+    } shapes[] = {
+        {"vector", mul_mat, 0, 70, 1, 512},
+        {"few", mul_mat, 0, 33, 5, 256},
+        {"many", mul_mat, 0, 130, 70, 256},
+        {"batched", mul_mat_batched, 0, 20, 3, 256},
+        {"permuted", mul_mat_permuted, 0, 20, 3, 256},
+        {"segments", mul_mat_segments, 256, 40, 3, 1024},
+        {"f64", mul_mat_f64, 256, 40, 3, 1024},
+        {"no rows", mul_mat, 0, 0, 3, 256},
+        {"no columns", mul_mat, 0, 5, 0, 256},
+        {"nothing to add", mul_mat, 0, 5, 3, 0},
+    };
+    op_case cases[256];
+    char names[256][64];
+    int n = 0;
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
+        for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+            snprintf(names[n], sizeof names[n], "%s %s", sheaf_type_name(types[t]), shapes[s].name);
+            cases[n] = (op_case){.name = names[n],
+                                 .build = shapes[s].build,
+                                 .bound = product_bound(types[t]),
+                                 .kind = shapes[s].kind,
+                                 .type = types[t],
+                                 .m = shapes[s].m,
+                                 .n = shapes[s].n,
+                                 .k = shapes[s].k};
+            n++;
+        }
+    run_table(cases, n);
+}
+
+/* Case C20: no row or column is lost at the tail of a tile. */
+Test(ops, tails_of_small_products, .timeout = 300) {
+    static const int64_t lengths[] = {1, 31, 32, 33, 64, 256};
+    static const sheaf_type types[] = {SHEAF_F32,  SHEAF_F16,  SHEAF_BF16, SHEAF_Q4_0, SHEAF_Q4_1,
+                                       SHEAF_Q5_0, SHEAF_Q8_0, SHEAF_Q4_K, SHEAF_Q5_K, SHEAF_Q6_K};
+    for (const char *const *level = kernel_levels(); *level; level++) {
+        workbench w;
+        cr_assert_eq(workbench_open(&w, "cpu", 2, *level), SHEAF_OK, "%s", sheaf_error());
+        for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
+            for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
+                if (lengths[k] % sheaf_type_block(types[t])) continue;
+                for (int64_t m = 1; m <= 40; m++)
+                    for (int64_t n = 1; n <= 40; n += m % 8 == 1 ? 1 : 7) { /* all n at some m, some n at all m */
+                        char name[64];
+                        uint8_t *bytes;
+                        size_t size;
+                        snprintf(name, sizeof name, "%s m %d n %d k %d", sheaf_type_name(types[t]), (int)m, (int)n,
+                                 (int)lengths[k]);
+                        op_case c = {.name = name,
+                                     .build = mul_mat,
+                                     .bound = product_bound(types[t]),
+                                     .type = types[t],
+                                     .m = m,
+                                     .n = n,
+                                     .k = lengths[k]};
+                        run_case(&w, &c, *level, &bytes, &size);
+                        free(bytes);
+                    }
+            }
+        workbench_close(&w);
+    }
+}
