@@ -178,7 +178,8 @@ static void run_get_rows(const cpu_step *s, const cpu_task *t) {
     int64_t lo, hi;
     cpu_share(t, s->dst->ne[1], &lo, &hi);
     for (int64_t i = lo; i < hi; i++) {
-        int32_t id = *(const int32_t *)(cpu_at(t, ids) + (size_t)i * ids->nb[0]);
+        int64_t id = *(const int32_t *)(cpu_at(t, ids) + (size_t)i * ids->nb[0]);
+        id -= s->params.rows.id_first; /* a shard of a cut table has its own row 0 */
         float *out = (float *)(cpu_at(t, s->dst) + (size_t)i * s->dst->nb[1]);
         if (id < 0 || id >= table->ne[1])
             memset(out, 0, (size_t)s->dst->ne[0] * sizeof *out);
@@ -209,6 +210,7 @@ static void run_set_rows(const cpu_step *s, const cpu_task *t) {
     const char *id = cpu_at(t, ids);
     for (int64_t i = 0; i < n; i++) {
         int64_t row = *(const int64_t *)(id + (size_t)i * ids->nb[0]);
+        if (__builtin_sub_overflow(row, (int64_t)s->params.rows.id_first, &row)) continue;
         if (row < 0 || row >= s->dst->ne[1] || row % t->nth != t->ith)
             continue; /* a row of the table is one thread's */
         sheaf_from_float(s->dst->type, (const float *)(cpu_at(t, rows) + (size_t)i * rows->nb[1]),
