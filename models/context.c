@@ -91,7 +91,11 @@ static sheaf_status make_cache(sheaf_context *c) {
         c->cache_v[il] = cache_tensor(c, c->o.type_v, (int64_t)h->n_head_kv * h->head_v, m->kv_name[2 * il + 1]);
         if (!c->cache_k[il] || !c->cache_v[il]) return sheaf_arena_status(c->state);
     }
-    s = sheaf_arena_place_all(c->state, m->device->buffer_type, SHEAF_USAGE_STATE, &c->kv);
+    size_t bytes = 0;
+    for (const sheaf_tensor *t = sheaf_arena_next(c->state, NULL); t; t = sheaf_arena_next(c->state, t))
+        if (sheaf_add_overflow(bytes, sheaf_nbytes(t), &bytes)) bytes = SIZE_MAX;
+    s = model_need_memory(m, bytes);
+    if (!s) s = sheaf_arena_place_all(c->state, m->device->buffer_type, SHEAF_USAGE_STATE, &c->kv);
     /* Cells that nobody wrote are masked, but 0 x NaN is NaN: they must hold numbers. */
     if (!s) s = sheaf_buffer_clear(c->kv, 0);
     return s ? sheaf_error_context(s, "KV cache of %d tokens on %s", c->o.n_ctx, m->device->name) : SHEAF_OK;
@@ -231,22 +235,25 @@ sheaf_status sheaf_context_new(sheaf_model *m, const sheaf_context_options *o, s
     if (!s) s = make_batch(c);
     if (!s) s = sheaf_arena_new(256 << 10, &c->graphs[0]);
     if (!s) s = sheaf_arena_new(256 << 10, &c->graphs[1]);
+    s = follow_agree(m->world, s); /* what follows meets the other ranks */
     if (!s) s = make_scheduler(c);
     if (!s) s = reserve_all(c);
     if (!s) s = need_logits(c, 1);
+    s = follow_agree(m->world, s);
     if (s) {
         sheaf_error_box box;
         sheaf_error_save(&box, s);
         sheaf_context_free(c);
         return sheaf_error_restore(&box);
     }
+    c->ready = true;
     *out = c;
     return SHEAF_OK;
 }
 
 void sheaf_context_free(sheaf_context *c) {
     if (!c) return;
-    if (c->logits && follow_leads(c)) (void)follow_send(c, FOLLOW_END, 0, 0, 0);
+    if (c->ready && follow_leads(c)) (void)follow_send(c, FOLLOW_END, 0, 0, 0);
     sheaf_sched_free(c->sched);
     sheaf_backend_free(c->host);
     sheaf_backend_free(c->backend);
@@ -356,7 +363,7 @@ sheaf_status context_run_batch(sheaf_context *c) {
         n = ubatch_length(c, first, &wanted);
         s = run_ubatch(c, first, n, wanted);
     }
-    s = follow_agree(c, s);
+    s = follow_agree(c->model->world, s);
     if (s) {
         drop_claimed(c);
         c->n_out = 0;

@@ -19,7 +19,8 @@ typedef struct follow_message {
     follow_token token[INLINE_TOKENS];
 } follow_message;
 
-static int world_size(const sheaf_context *c) { return c->model->world ? sheaf_world_size(c->model->world) : 1; }
+static int size_of(const sheaf_world *w) { return w ? sheaf_world_size(w) : 1; }
+static int world_size(const sheaf_context *c) { return size_of(c->model->world); }
 
 bool follow_leads(const sheaf_context *c) { return world_size(c) > 1 && sheaf_world_rank(c->model->world) == 0; }
 
@@ -101,15 +102,15 @@ sheaf_status sheaf_follow(sheaf_context *c) {
     return s;
 }
 
-sheaf_status follow_agree(sheaf_context *c, sheaf_status mine) {
+sheaf_status follow_agree(sheaf_world *w, sheaf_status mine) {
     enum { MAX_RANKS = 256 };
-    int size = world_size(c);
+    int size = size_of(w);
     if (size < 2) return mine;
     if (size > MAX_RANKS) return sheaf_fail(SHEAF_E_UNSUPPORTED, "%d ranks, at most %d are supported", size, MAX_RANKS);
     int32_t all[MAX_RANKS], value = mine;
     sheaf_error_box box;
     sheaf_error_save(&box, mine);
-    sheaf_status s = sheaf_world_allgather(c->model->world, &value, sizeof value, all);
+    sheaf_status s = sheaf_world_allgather(w, &value, sizeof value, all);
     if (mine) return sheaf_error_restore(&box); /* the first failure is the one to tell */
     if (s) return s;
     for (int r = 0; r < size; r++)

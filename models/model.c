@@ -32,9 +32,11 @@ sheaf_status sheaf_model_load(const char *path, const sheaf_model_options *o, sh
     if (!s) s = model_read_hparams(m);
     if (!s) s = open_vocabulary(m, o);
     if (!s) s = model_declare_weights(m);
+    s = follow_agree(o->world, s); /* what follows meets the other ranks */
     if (!s) s = model_open_devices(m, o);
     if (!s) s = model_place_tensors(m, o);
     if (!s) s = model_load_weights(m, o);
+    s = follow_agree(o->world, s);
     if (s) {
         sheaf_error_box box; /* freeing may set other texts */
         sheaf_error_save(&box, s);

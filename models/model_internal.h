@@ -145,6 +145,8 @@ sheaf_status model_read_hparams(sheaf_model *m);
 sheaf_status model_key_i64(const sheaf_model *m, const char *suffix, int64_t index, int64_t *out);
 sheaf_status model_declare_weights(sheaf_model *m);
 sheaf_status model_open_devices(sheaf_model *m, const sheaf_model_options *o);
+/* SHEAF_E_NO_MEMORY when the device has less than `bytes` free: a later touch would be the system's to refuse. */
+sheaf_status model_need_memory(const sheaf_model *m, size_t bytes);
 sheaf_status model_place_tensors(sheaf_model *m, const sheaf_model_options *o);
 sheaf_status model_load_weights(sheaf_model *m, const sheaf_model_options *o);
 const sheaf_placement *model_placement_of(const sheaf_model *m, const char *name); /* NULL: unknown */
@@ -254,6 +256,7 @@ struct sheaf_context {
     graph_inputs in;
     sheaf_tensor *logits_node;
 
+    bool ready; /* every rank has made its own */
     full_batch batch;
     float *logits;
     int32_t logits_rows, n_out; /* capacity and valid rows */
@@ -274,6 +277,6 @@ bool follow_leads(const sheaf_context *c); /* rank 0 of several */
 sheaf_status follow_send_batch(sheaf_context *c);
 sheaf_status follow_send(sheaf_context *c, follow_op op, int32_t a, int32_t b, int32_t d);
 /* All ranks learn whether every one of them succeeded: a failure anywhere is a failure everywhere. */
-sheaf_status follow_agree(sheaf_context *c, sheaf_status mine);
+sheaf_status follow_agree(sheaf_world *w, sheaf_status mine);
 
 #endif

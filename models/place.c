@@ -42,6 +42,14 @@ sheaf_status model_open_devices(sheaf_model *m, const sheaf_model_options *o) {
     return sheaf_host_device_open(o->registry, m->members, m->n_members, &m->host);
 }
 
+sheaf_status model_need_memory(const sheaf_model *m, size_t bytes) {
+    size_t total = 0, free_bytes = 0;
+    sheaf_status s = m->device->iface->memory(m->device, &total, &free_bytes);
+    if (s || bytes <= free_bytes) return s;
+    return sheaf_fail(SHEAF_E_NO_MEMORY, "%.1f MiB needed, %.1f MiB free", (double)bytes / 0x1p20,
+                      (double)free_bytes / 0x1p20);
+}
+
 /* --- the policy ---------------------------------------------------------------------------------------- */
 
 /* Numbers that the file may leave out come from the hyper-parameters, which have the defaults. */

@@ -266,3 +266,16 @@ Test(context, memory_is_what_was_computed_beforehand, .timeout = 60) {
     expect_int(sheaf_context_memory(r.context, 1, &is), false);
     rig_end(&r);
 }
+
+Test(context, a_cache_larger_than_memory_is_refused_before_it_is_touched, .timeout = 60) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "dense-f32", &o);
+    o.n_ctx = INT32_MAX; /* 2 layers x 2 x 128 x 2 bytes a token: 2 TB */
+    sheaf_context *c;
+    expect_status(sheaf_context_new(r.model, &o, &c), SHEAF_E_NO_MEMORY);
+    expect_error("KV cache of 2147483647 tokens on cpu");
+    expect_error("MiB needed");
+    cr_assert_null(c);
+    rig_end(&r);
+}
