@@ -156,7 +156,7 @@ bool sheaf_galloc_can_take_over(const sheaf_graph *g, sheaf_tensor *t) {
     /* All of the root, element for element: a part would leave the rest unreadable for nobody's
      * gain, and other strides would write where another element is still to be read. */
     if (x->type != t->type || !sheaf_same_shape(x, t) || !sheaf_is_contiguous(x)) return false;
-    if (sheaf_nbytes(x) != sheaf_nbytes(root) || x->view_offs != 0) return false;
+    if (sheaf_nbytes(x) != sheaf_nbytes(root)) return false;
     for (int j = 1; j < SHEAF_MAX_SRC; j++) {
         if (t->src[j] && sheaf_root(t->src[j]) == root) return false;
     }
