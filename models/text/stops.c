@@ -70,7 +70,7 @@ static int begins_at(const sheaf_stops *m, size_t at) {
 }
 
 static sheaf_status take(sheaf_stops *m, const char *piece, size_t n) {
-    memmove(m->held, m->held + m->shown, m->n - m->shown);
+    if (m->shown) memmove(m->held, m->held + m->shown, m->n - m->shown);
     m->n -= m->shown;
     m->shown = 0;
     size_t need;
