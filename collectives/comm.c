@@ -545,7 +545,7 @@ static sheaf_status make_members(sheaf_comm *c, sheaf_device *const *devices) {
 
 sheaf_status sheaf_comm_new(sheaf_world *w, sheaf_device *const *devices, int n_local, sheaf_comm **out) {
     *out = NULL;
-    if (!w || !devices || n_local < 1 || n_local > MAX_DEVICES) {
+    if (!devices || n_local < 1 || n_local > MAX_DEVICES) {
         return sheaf_fail(SHEAF_E_ARGUMENT, "a communicator of %d devices: 1 to %d can meet", n_local, MAX_DEVICES);
     }
     sheaf_comm *c = aligned_zeros(sizeof *c);

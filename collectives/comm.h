@@ -30,7 +30,7 @@ extern "C" {
 
 /* --- the world ------------------------------------------------------------------------------------ */
 
-typedef struct sheaf_world sheaf_world;
+typedef struct sheaf_world sheaf_world; /* NULL is a world of one process everywhere below */
 
 /* Alone (size 1) unless a launcher's environment says otherwise; then libsheaf-mpi.so is loaded from
  * beside the library (ABI version checked) and MPI initialised (MPI calls are made by one thread at a time). */

@@ -315,7 +315,7 @@ static sheaf_status broadcast_piece(sheaf_world *w, char *bytes, size_t n) {
 }
 
 sheaf_status sheaf_world_broadcast(sheaf_world *w, void *bytes, size_t n) {
-    if (w->size == 1) return SHEAF_OK;
+    if (sheaf_world_size(w) == 1) return SHEAF_OK;
     for (size_t at = 0; at < n; at += PIECE) {
         sheaf_status s = broadcast_piece(w, (char *)bytes + at, n - at < PIECE ? n - at : PIECE);
         if (s) return s;
@@ -335,8 +335,8 @@ static sheaf_status gather_all(sheaf_world *w, const void *mine, size_t n, void 
 }
 
 sheaf_status sheaf_world_allgather(sheaf_world *w, const void *mine, size_t n, void *all) {
-    if (n) memcpy((char *)all + (size_t)w->rank * n, mine, n);
-    if (w->size == 1) return SHEAF_OK;
+    if (n) memcpy((char *)all + (size_t)sheaf_world_rank(w) * n, mine, n);
+    if (sheaf_world_size(w) == 1) return SHEAF_OK;
     link_wait wait = world_wait("gathering from all ranks", true);
     return gather_all(w, mine, n, all, next_tag(w), &wait);
 }
@@ -356,10 +356,10 @@ void sheaf_world_abandon(sheaf_world *w, sheaf_status why) {
     atomic_store(&w->dead, true);
 }
 
-int sheaf_world_rank(const sheaf_world *w) { return w->rank; }
-int sheaf_world_size(const sheaf_world *w) { return w->size; }
-int sheaf_world_host_rank(const sheaf_world *w) { return w->host_rank; }
-int sheaf_world_host_size(const sheaf_world *w) { return w->host_size; }
+int sheaf_world_rank(const sheaf_world *w) { return w ? w->rank : 0; }
+int sheaf_world_size(const sheaf_world *w) { return w ? w->size : 1; }
+int sheaf_world_host_rank(const sheaf_world *w) { return w ? w->host_rank : 0; }
+int sheaf_world_host_size(const sheaf_world *w) { return w ? w->host_size : 1; }
 
 /* --- opening and closing ------------------------------------------------------------------------------------- */
 
