@@ -5,7 +5,8 @@
  *   several:                                   the file is read once, in windows; each window's bytes go
  *                                              to the members that hold them
  *
- * Beyond the weights themselves this holds one window and one packed piece of it, 4 MiB each (case I05).
+ * Beyond the weights themselves this holds one window, and for devices whose memory the host cannot write
+ * one packed piece of it, 4 MiB each (case I05).
  * Reads are as large as that (E08). A file that changes while it is read is an error at the end. */
 #include "models/model_internal.h"
 
@@ -82,10 +83,10 @@ static sheaf_status load_mapped(load *l) {
 
 /* --- read ----------------------------------------------------------------------------------------------- */
 
-static sheaf_status need_chunks(load *l) {
-    if (!l->window) l->window = sheaf_aligned_alloc(64, CHUNK);
-    if (!l->packed) l->packed = sheaf_aligned_alloc(64, CHUNK);
-    return l->window && l->packed ? SHEAF_OK : sheaf_fail(SHEAF_E_NO_MEMORY, "%s: no memory to read with", l->m->path);
+/* One of the two chunks, made when it is first needed. */
+static sheaf_status need_chunk(const load *l, uint8_t **chunk) {
+    if (!*chunk) *chunk = sheaf_aligned_alloc(64, CHUNK);
+    return *chunk ? SHEAF_OK : sheaf_fail(SHEAF_E_NO_MEMORY, "%s: no memory to read with", l->m->path);
 }
 
 static size_t chunk_at(const sheaf_gguf_tensor *t, uint64_t offset) {
@@ -98,7 +99,7 @@ static sheaf_status read_whole(load *l, sheaf_tensor *w, const sheaf_gguf_tensor
     for (uint64_t at = 0; at < t->bytes && !s; at += CHUNK) {
         size_t n = chunk_at(t, at);
         void *direct = sheaf_host_write(w, (size_t)at, n);
-        if (!direct) s = need_chunks(l);
+        if (!direct) s = need_chunk(l, &l->window);
         if (!s) s = sheaf_gguf_read(l->m->gguf, t, at, direct ? direct : l->window, n);
         if (!s && !direct) s = sheaf_tensor_set(w, l->window, (size_t)at, n);
         if (!s) s = report(l, n);
@@ -106,18 +107,27 @@ static sheaf_status read_whole(load *l, sheaf_tensor *w, const sheaf_gguf_tensor
     return s;
 }
 
-/* Member i's pieces of the window [at, at + n) of a tensor, which are one stretch of its shard: packed
- * and set in one go. */
+/* Member i's pieces of the window [at, at + n) of a tensor: straight to their places where the host may
+ * write there. Else, as they are one stretch of the shard, they are packed and set in one go. */
 static sheaf_status give_member(load *l, sheaf_tensor *w, int i, const sheaf_layout *layout, uint64_t at, size_t n) {
     sheaf_pieces walk;
     sheaf_piece p;
     size_t first = 0, held = 0;
+    sheaf_tensor *shard = sheaf_meta_shard(w, i);
+    uint8_t *direct = shard ? sheaf_host_write(shard, 0, sheaf_nbytes(shard)) : NULL;
+    sheaf_status s = direct ? SHEAF_OK : need_chunk(l, &l->packed);
+    if (s) return s;
     sheaf_pieces_begin(&walk, layout, sheaf_meta_first(l->m->device) + i, w->type, w->ne, (size_t)at, n);
     while (sheaf_pieces_next(&walk, &p)) {
+        const uint8_t *from = l->window + (p.global - at);
+        if (direct) {
+            memcpy(direct + p.local, from, p.bytes);
+            continue;
+        }
         if (held == 0) first = p.local;
         if (p.local != first + held || held + p.bytes > CHUNK)
             return sheaf_fail(SHEAF_E_INTERNAL, "%s: pieces of %s do not follow each other", l->m->path, w->name);
-        memcpy(l->packed + held, l->window + (p.global - at), p.bytes);
+        memcpy(l->packed + held, from, p.bytes);
         held += p.bytes;
     }
     return held ? sheaf_meta_shard_set(w, i, l->packed, first, held) : SHEAF_OK;
@@ -136,7 +146,7 @@ static bool wanted_here(const load *l, const sheaf_tensor *w, const sheaf_layout
 
 static sheaf_status read_split(load *l, sheaf_tensor *w, const sheaf_gguf_tensor *t) {
     const sheaf_layout *layout = sheaf_meta_layout(w);
-    sheaf_status s = need_chunks(l);
+    sheaf_status s = need_chunk(l, &l->window);
     for (uint64_t at = 0; at < t->bytes && !s; at += CHUNK) {
         size_t n = chunk_at(t, at);
         if (!wanted_here(l, w, layout, at, n)) continue;

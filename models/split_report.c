@@ -55,8 +55,8 @@ bool sheaf_context_memory(const sheaf_context *c, int i, sheaf_memory_row *out) 
     if (m->is_meta) {
         out->weight_bytes = sheaf_meta_bytes(m->device, i, SHEAF_USAGE_WEIGHTS);
         out->kv_bytes = sheaf_meta_bytes(m->device, i, SHEAF_USAGE_STATE);
-        out->compute_bytes = sheaf_meta_bytes(m->device, i, SHEAF_USAGE_COMPUTE);
-        out->staging_bytes = c->plan_staging[i];
+        out->staging_bytes = c->plan_staging[i]; /* the communicator's slots, which the device counts as compute */
+        out->compute_bytes = sheaf_meta_bytes(m->device, i, SHEAF_USAGE_COMPUTE) - out->staging_bytes;
     } else {
         out->weight_bytes = m->weight_bytes;
         out->kv_bytes = c->kv ? c->kv->size : 0;

@@ -1,0 +1,179 @@
+/* N devices compute what one computes: the same bits on CPU devices, whatever N, the shares and the model;
+ * and each holds its share of the bytes. */
+#include "tests/models/model_support.h"
+
+enum { STEPS = 12 };
+
+/* Hashes of the logits after a prompt and after each of a few tokens that follow. */
+static void run(rig *r, const char *devices, const float *shares, int n_shares, uint64_t hash[STEPS + 1]) {
+    static const int32_t prompt[] = {5, 17, 250, 3, 99, 140, 200, 64, 31, 8, 77};
+    rig_devices(r, devices);
+    r->options.tensor_split = shares;
+    r->options.n_tensor_split = n_shares;
+    sheaf_context_options o = sheaf_context_defaults();
+    o.n_ctx = 300; /* not a whole number of buckets */
+    o.n_ubatch = 8;
+    rig_load(r, &o);
+    expect_ok(sheaf_decode(r->context, &(sheaf_batch){.n = 11, .token = prompt}));
+    hash[0] = sheaf_logits_hash(r->context, 0);
+    for (int i = 0; i < STEPS; i++) {
+        int32_t id = best_of(sheaf_logits(r->context, 0), sheaf_model_hparams(r->model)->n_vocab);
+        expect_ok(sheaf_decode(r->context, &(sheaf_batch){.n = 1, .token = &id}));
+        hash[i + 1] = sheaf_logits_hash(r->context, 0);
+    }
+}
+
+static void expect_same(const uint64_t *one, const uint64_t *many, const char *name, const char *devices) {
+    for (int i = 0; i <= STEPS; i++)
+        cr_assert(one[i] == many[i], "%s on %s, step %d: logits hash %016llx, on one device %016llx", name, devices, i,
+                  (unsigned long long)many[i], (unsigned long long)one[i]);
+}
+
+static void same_bits(const char *name, const char *const *lists, int n) {
+    rig r;
+    uint64_t one[STEPS + 1], many[STEPS + 1];
+    rig_file(&r, name);
+    run(&r, "cpu", NULL, 0, one);
+    rig_unload(&r);
+    for (int i = 0; i < n; i++) {
+        run(&r, lists[i], NULL, 0, many);
+        expect_same(one, many, name, lists[i]);
+        rig_unload(&r);
+    }
+    remove_folder(r.folder);
+}
+
+Test(devices, every_golden_case_gives_the_same_bits_on_two_and_three, .timeout = 600) {
+    FILE *f = fopen(GOLDEN_DIR "/cases.txt", "r");
+    cr_assert_not_null(f);
+    fixture_case c;
+    while (fixture_next(f, &c) == 1) same_bits(c.name, (const char *const[]){"cpu/2", "cpu/3"}, 2);
+    fclose(f);
+}
+
+Test(devices, head_counts_that_do_not_divide_give_the_same_bits, .timeout = 600) {
+    static const char *const lists[] = {"cpu/4", "cpu/5", "cpu/7", "cpu/8", "cpu/9"};
+    static const char *const names[] = {"h9k3-f32", "h9k3-q4_0", "h8k1-q8_0", "h28k4-q8_0", "ff1408-q8_0", "ff32-q4_0"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) same_bits(names[i], lists, 5);
+}
+
+Test(devices, uneven_and_empty_shares_give_the_same_bits, .timeout = 600) {
+    static const float shares[][3] = {{3, 1, 1}, {45, 25, 30}, {1, 0, 1}, {0, 1, 0}, {1, 1, 0}};
+    static const char *const names[] = {"h9k3-q8_0", "dense-q4_k", "h12k4-f32"};
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+        rig r;
+        uint64_t one[STEPS + 1], many[STEPS + 1];
+        rig_file(&r, names[k]);
+        run(&r, "cpu", NULL, 0, one);
+        rig_unload(&r);
+        for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
+            char text[64];
+            snprintf(text, sizeof text, "cpu/3 with shares %g,%g,%g", (double)shares[i][0], (double)shares[i][1],
+                     (double)shares[i][2]);
+            run(&r, "cpu/3", shares[i], 3, many);
+            expect_same(one, many, names[k], text);
+            rig_unload(&r);
+        }
+        remove_folder(r.folder);
+    }
+}
+
+static size_t tensor_bytes(const sheaf_model *m) { return (size_t)sheaf_model_hparams(m)->bytes; }
+
+Test(devices, each_holds_its_share_and_no_more, .timeout = 120) {
+    static const char *const lists[] = {"cpu/2", "cpu/3", "cpu/4"};
+    for (int i = 0; i < 3; i++) {
+        rig r;
+        rig_file(&r, "dense-tied-q8_0");
+        rig_devices(&r, lists[i]);
+        sheaf_context_options o = sheaf_context_defaults();
+        o.n_ctx = 256;
+        rig_load(&r, &o);
+        for (int d = 0; d < r.n_devices; d++) {
+            sheaf_memory_row is, said;
+            cr_assert(sheaf_context_memory(r.context, d, &is) && sheaf_context_memory_estimate(r.context, d, &said));
+            expect_int(is.weight_bytes, said.weight_bytes);
+            expect_int(is.kv_bytes, said.kv_bytes);
+            expect_int(is.compute_bytes, said.compute_bytes);
+            expect_int(is.staging_bytes, said.staging_bytes);
+            size_t share = (tensor_bytes(r.model) - is.mirrored_bytes) / (size_t)r.n_devices + is.mirrored_bytes;
+            /* heads and blocks do not divide evenly: up to a sixth above the even share, padding included */
+            cr_assert(is.weight_bytes < share + share / 6, "%s holds %zu bytes of weights, its even share is %zu",
+                      is.device, is.weight_bytes, share);
+        }
+        rig_end(&r);
+    }
+}
+
+typedef struct watch {
+    size_t largest, total;
+} watch;
+
+static bool see(void *ctx, size_t size) {
+    watch *w = ctx;
+    if (size > w->largest) w->largest = size;
+    w->total += size;
+    return true;
+}
+
+/* Case I05: beside the shards, loading holds a chunk and small headers, never a whole tensor again. */
+Test(devices, loading_holds_no_second_copy, .timeout = 120) {
+    rig r;
+    rig_file(&r, "dense-f32");
+    for (int n = 1; n <= 3; n++) {
+        char devices[16];
+        snprintf(devices, sizeof devices, n > 1 ? "cpu/%d" : "cpu", n);
+        rig_devices(&r, devices);
+        r.options.no_mmap = true;
+        watch w = {0};
+        sheaf_alloc_hook(see, &w);
+        sheaf_status s = sheaf_model_load(r.path, &r.options, &r.model);
+        sheaf_alloc_hook(NULL, NULL);
+        expect_ok(s);
+        size_t bytes = tensor_bytes(r.model), mirrored = 64 << 10;
+        size_t bound = bytes + (size_t)n * mirrored + (5 << 20);
+        cr_assert(w.total <= bound, "%s: %zu bytes were asked for while loading %zu, bound %zu", devices, w.total,
+                  bytes, bound);
+        rig_unload(&r);
+    }
+    remove_folder(r.folder);
+}
+
+static sheaf_status one_token(void *ctx) {
+    int32_t id = 17;
+    return sheaf_decode(ctx, &(sheaf_batch){.n = 1, .token = &id});
+}
+
+Test(devices, steady_decode_on_several_allocates_nothing, .timeout = 120) {
+    rig r;
+    rig_file(&r, "h9k3-q8_0");
+    rig_devices(&r, "cpu/2");
+    rig_load(&r, NULL);
+    for (int i = 0; i < 4; i++) expect_ok(one_token(r.context));
+    for (int i = 0; i < 20; i++) {
+        int n = count_allocations(one_token, r.context);
+        cr_assert(n == 0, "token %d made %d allocations", i, n);
+    }
+    expect_int(sheaf_sched_get_stats(sheaf_context_sched(r.context)).unexplained_reallocs, 0);
+    rig_end(&r);
+}
+
+Test(devices, a_model_needs_no_reshard_and_two_sums_a_layer, .timeout = 120) {
+    rig r;
+    rig_file(&r, "h9k3-q8_0");
+    rig_devices(&r, "cpu/2");
+    sheaf_context_options o = sheaf_context_defaults();
+    o.strict = true;
+    rig_load(&r, &o); /* strict: a reshard would be an error here */
+    sheaf_graph *g;
+    expect_ok(sheaf_context_graph(r.context, 1, 1, &g));
+    sheaf_backend *be;
+    const sheaf_prepared *p = sheaf_sched_prepared(sheaf_context_sched(r.context), 0, &be);
+    cr_assert(p && be == sheaf_context_backend(r.context));
+    sheaf_plan_info info = sheaf_plan_get_info(sheaf_meta_plan(p));
+    expect_int(info.n_reshards, 0);
+    int sums = 0;
+    for (int i = 0; i < info.n_collectives; i++) sums += info.collectives[i].kind == SHEAF_COMM_ALLREDUCE;
+    expect_int(sums, 2 * sheaf_model_hparams(r.model)->n_layer + 1); /* and the embedding's lookup */
+    rig_end(&r);
+}
