@@ -17,7 +17,7 @@
 static int32_t next_work(const meta_plan *p, int32_t i) {
     for (; i < p->n_items; i++) {
         const plan_item *t = &p->items[i];
-        if (t->dropped || (t->kind == ITEM_NODE && sheaf_op_is_header(p->slots[t->node].op))) continue;
+        if (t->dropped || t->as_view) continue;
         return i;
     }
     return -1;

@@ -58,6 +58,7 @@ typedef struct plan_item {
     int32_t out;
     int32_t src[SHEAF_MAX_SRC];
     int32_t root; /* NODE: value that it views or writes into, -1 */
+    bool as_view; /* NODE: a header over `root`; also for what a writer left behind */
     sheaf_lowering lowering;
     const char *rule; /* why */
     /* SUM */
@@ -139,6 +140,7 @@ struct meta_plan {
     plan_value *values;
     int32_t n_values, values_capacity;
     int32_t *first_value, *newest_value; /* [n_slots] */
+    bool *stale;                         /* [n_slots]: a view over a copy of its root that was written since */
     plan_item *items;
     int32_t n_items, items_capacity;
 

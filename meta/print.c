@@ -23,6 +23,12 @@ static const char *kind_name(item_kind k) {
     return names[k];
 }
 
+static const char *item_name(const meta_plan *p, const plan_item *t) {
+    if (t->kind != ITEM_NODE) return kind_name(t->kind);
+    sheaf_op op = p->slots[t->node].op;
+    return sheaf_op_name(t->as_view && !sheaf_op_is_header(op) ? SHEAF_OP_VIEW : op);
+}
+
 static void print_sources(const meta_plan *p, const plan_item *t, FILE *out) {
     char name[SHEAF_MAX_NAME + 16];
     const char *comma = "";
@@ -40,7 +46,7 @@ static void print_sources(const meta_plan *p, const plan_item *t, FILE *out) {
 /* "h = mul_mat(w, x)  AXIS(0) [4:{0}] [4:{1}]  # matmul, column parallel" */
 static void print_local(const meta_plan *p, const plan_item *t, bool explain, FILE *out) {
     char name[SHEAF_MAX_NAME + 16], layout[512];
-    const char *op = t->kind == ITEM_NODE ? sheaf_op_name(p->slots[t->node].op) : kind_name(t->kind);
+    const char *op = item_name(p, t);
     fprintf(out, "  %s = %s(", value_name(p, t->out, name, sizeof name), op);
     print_sources(p, t, out);
     fprintf(out, ")  %s", sheaf_layout_text(&p->values[t->out].layout, layout, sizeof layout));
@@ -116,7 +122,7 @@ static void print_dot(const meta_plan *p, FILE *out) {
     for (int32_t i = 0; i < p->n_items; i++) {
         const plan_item *t = &p->items[i];
         if (t->dropped) continue;
-        const char *op = t->kind == ITEM_NODE ? sheaf_op_name(p->slots[t->node].op) : kind_name(t->kind);
+        const char *op = item_name(p, t);
         const char *style = is_collective(t->kind) ? ", style=filled, fillcolor=lightblue"
                             : t->kind == ITEM_NODE ? ""
                                                    : ", style=dashed";

@@ -35,6 +35,7 @@ static sheaf_status add_version(meta_plan *p, item_kind kind, int32_t from, cons
     if (s) return s;
     item->src[0] = from;
     item->rule = rule;
+    p->values[*out].home = HOME_WORK; /* whatever the original's is */
     p->values[from].uses++;
     p->values[p->newest_value[slot]].next_version = *out;
     p->newest_value[slot] = *out;
@@ -83,18 +84,26 @@ static sheaf_status convert(meta_plan *p, int32_t v, const sheaf_layout *want, i
     return add_version(p, ITEM_SLICE, whole, want, node, rule, out);
 }
 
-/* After a write into `root`'s bytes, conversions of it and of its views say what was, not what is. */
-static void forget_versions(meta_plan *p, int32_t root_slot, int32_t keep) {
+/* After a write into value `written` of a root: other copies of it, and conversions of its views, say what was and
+ * not what is. A view over such a copy is made again when it is next read. */
+static void forget_copies(meta_plan *p, int32_t root_slot, int32_t written) {
+    int32_t primary = p->first_value[root_slot];
     for (int32_t i = 0; i < p->n_slots; i++) {
-        if ((i != root_slot && p->root_slot[i] != root_slot) || p->first_value[i] < 0) continue;
-        int32_t first = p->first_value[i];
-        if (p->values[first].next_version < 0 && first != keep) continue;
-        p->values[first].next_version = -1;
-        p->newest_value[i] = first;
+        if (p->first_value[i] < 0 || (i != root_slot && p->root_slot[i] != root_slot)) continue;
+        int32_t v = p->first_value[i];
+        p->values[v].next_version = -1;
+        p->newest_value[i] = v;
+        if (i != root_slot) p->stale[i] = p->values[v].root != primary && p->values[v].root != written;
     }
+    if (written == primary) return;
+    p->values[primary].next_version = written;
+    p->values[written].next_version = -1;
+    p->newest_value[root_slot] = written;
 }
 
 static bool writes_root(sheaf_op op) { return op == SHEAF_OP_CPY || op == SHEAF_OP_SET_ROWS || op == SHEAF_OP_FILL; }
+
+static int into_of(sheaf_op op) { return op == SHEAF_OP_CPY ? 1 : 0; }
 
 /* The root in the form that the rule of a view or writer wants. */
 static sheaf_status convert_root(meta_plan *p, int32_t slot, int32_t *out) {
@@ -105,22 +114,54 @@ static sheaf_status convert_root(meta_plan *p, int32_t slot, int32_t *out) {
     return convert(p, root, &r->want_root, slot, r->rule, out);
 }
 
+/* A view (or what a writer left behind, which is one) over the root as it is now. */
+static sheaf_status write_view(meta_plan *p, int32_t slot) {
+    int32_t root, out;
+    plan_item *item;
+    sheaf_status s = convert_root(p, slot, &root);
+    if (!s) s = plan_value_new(p, slot, p->rules[slot].result, &out);
+    if (!s) s = plan_item_new(p, ITEM_NODE, slot, out, &item);
+    if (s) return s;
+    item->root = root;
+    item->as_view = true;
+    item->rule = p->rules[slot].rule;
+    p->values[root].uses++;
+    p->values[out].root = root_value(p, root);
+    p->values[out].home = HOME_VIEW;
+    p->first_value[slot] = p->newest_value[slot] = out;
+    p->stale[slot] = false;
+    return SHEAF_OK;
+}
+
 static sheaf_status convert_sources(meta_plan *p, int32_t slot, int32_t out[SHEAF_MAX_SRC]) {
     const sheaf_rule_result *r = &p->rules[slot];
-    bool header = sheaf_op_is_header(p->slots[slot].op);
     for (int j = 0; j < SHEAF_MAX_SRC; j++) {
         int32_t from = p->src_slot[slot * SHEAF_MAX_SRC + j];
         out[j] = -1;
-        if (from < 0 || header) continue;
+        if (from < 0) continue;
         /* what is written into is described by the root */
         bool into =
-            writes_root(p->slots[slot].op) && (from == p->root_slot[slot] || p->root_slot[from] == p->root_slot[slot]);
+            writes_root(p->slots[slot].op) &&
+            (from == p->root_slot[slot] || (p->root_slot[from] >= 0 && p->root_slot[from] == p->root_slot[slot])) &&
+            j == into_of(p->slots[slot].op);
         if (into) continue;
-        sheaf_status s = SHEAF_OK;
+        sheaf_status s = p->stale[from] ? write_view(p, from) : SHEAF_OK;
         out[j] = p->first_value[from];
-        if (r->reshard[j]) s = convert(p, out[j], &r->want[j], slot, r->rule, &out[j]);
+        if (!s && r->reshard[j]) s = convert(p, out[j], &r->want[j], slot, r->rule, &out[j]);
         if (s) return s;
     }
+    return SHEAF_OK;
+}
+
+/* The gathered copy was written: each device keeps its part of it. */
+static sheaf_status write_cut_back(meta_plan *p, int32_t slot, int32_t written) {
+    plan_item *item;
+    int32_t primary = p->first_value[p->root_slot[slot]];
+    sheaf_status s = plan_item_new(p, ITEM_CUT_BACK, slot, primary, &item);
+    if (s) return s;
+    item->src[0] = written;
+    item->rule = p->rules[slot].rule;
+    p->values[written].uses++;
     return SHEAF_OK;
 }
 
@@ -129,6 +170,7 @@ static sheaf_status write_node(meta_plan *p, int32_t slot) {
     plan_item *item;
     const sheaf_rule_result *r = &p->rules[slot];
     sheaf_op op = p->slots[slot].op;
+    if (sheaf_op_is_header(op)) return write_view(p, slot);
     sheaf_status s = p->root_slot[slot] >= 0 ? convert_root(p, slot, &root) : SHEAF_OK;
     if (!s) s = convert_sources(p, slot, src);
     if (!s) s = plan_value_new(p, slot, r->result, &out);
@@ -141,22 +183,13 @@ static sheaf_status write_node(meta_plan *p, int32_t slot) {
     for (int j = 0; j < SHEAF_MAX_SRC; j++) {
         if (src[j] >= 0) p->values[src[j]].uses++;
     }
-    if (root >= 0) {
-        p->values[root].uses++;
-        p->values[out].root = root_value(p, root);
-        p->values[out].home = HOME_VIEW;
-    }
     p->first_value[slot] = p->newest_value[slot] = out;
-    if (!writes_root(op)) return SHEAF_OK;
-    int32_t root_slot = p->root_slot[slot], primary = p->first_value[root_slot];
-    forget_versions(p, root_slot, root);
-    if (root == primary) return SHEAF_OK;
-    s = plan_item_new(p, ITEM_CUT_BACK, slot, primary, &item);
-    if (s) return s;
-    item->src[0] = root;
-    item->rule = r->rule;
+    if (root < 0) return SHEAF_OK;
     p->values[root].uses++;
-    return SHEAF_OK;
+    p->values[out].root = root_value(p, root);
+    p->values[out].home = HOME_VIEW;
+    forget_copies(p, p->root_slot[slot], root);
+    return root == p->first_value[p->root_slot[slot]] ? SHEAF_OK : write_cut_back(p, slot, root);
 }
 
 /* What crosses the border must be readable: no addends, and in a world of many processes no parts. */
@@ -179,6 +212,8 @@ static sheaf_status finish_crossings(meta_plan *p) {
 }
 
 sheaf_status plan_reshard(meta_plan *p) {
+    p->stale = sheaf_arena_alloc(p->arena, (size_t)p->n_slots * sizeof *p->stale + 1);
+    if (!p->stale) return sheaf_arena_status(p->arena);
     for (int32_t i = 0; i < p->n_slots; i++) p->first_value[i] = p->newest_value[i] = -1;
     for (int32_t i = 0; i < p->n_leafs; i++) {
         int32_t v;

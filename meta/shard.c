@@ -90,7 +90,7 @@ static sheaf_status node_shard(sharder *x, int32_t item) {
     if (s) return s;
     plan_shard h = blank(node, v->type);
     h.home = v->home;
-    h.header.op = node->op;
+    h.header.op = t->as_view && !sheaf_op_is_header(node->op) ? SHEAF_OP_VIEW : node->op;
     h.header.flags = node->flags & ~(uint32_t)(SHEAF_FLAG_OUTPUT | SHEAF_FLAG_EXPORT);
     h.header.params = local.params;
     memcpy(h.header.ne, local.ne, sizeof local.ne);
@@ -100,8 +100,7 @@ static sheaf_status node_shard(sharder *x, int32_t item) {
     h.root = v->root;
     for (int j = 0; j < SHEAF_MAX_SRC; j++) {
         h.src[j] = t->src[j];
-        if (h.src[j] < 0 && t->root >= 0)
-            h.src[j] = sheaf_op_is_header(node->op) ? (j == 0 ? t->root : -1) : into_source(p, t, j);
+        if (h.src[j] < 0 && t->root >= 0) h.src[j] = t->as_view ? (j == 0 ? t->root : -1) : into_source(p, t, j);
     }
     bool contributes = !(v->layout.kind == SHEAF_PARTIAL && v->empty >> x->device & 1);
     h.empty = local.empty || has_none(&h.header) || !contributes;
