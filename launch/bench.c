@@ -101,7 +101,7 @@ static sheaf_status measure(bench *b, bench_row *r) {
     take_times(b, r, (double)(n + r->n_depth) * b->o->repetitions, (double)(after.device_ns - before.device_ns));
     qsort(b->rates, (size_t)b->o->repetitions, sizeof *b->rates, compare_rates);
     r->min = b->rates[0];
-    r->median = b->rates[b->o->repetitions / 2];
+    r->median = (b->rates[b->o->repetitions / 2] + b->rates[(b->o->repetitions - 1) / 2]) / 2;
     r->max = b->rates[b->o->repetitions - 1];
     uint64_t bytes = sheaf_model_hparams(b->s.model)->active_bytes;
     if (r->n_gen) r->gbs = r->median * (double)bytes / 1e9;

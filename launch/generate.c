@@ -68,7 +68,7 @@ static sheaf_status keep_text(generator *g, const char *s, size_t n) {
 static sheaf_status show(generator *g, const char *s, size_t n) {
     if (!n) return SHEAF_OK;
     if (g->print && (fwrite(s, 1, n, stdout) != n || fflush(stdout)))
-        return sheaf_fail(SHEAF_E_IO, "writing: standard output: the reader is gone or the disk is full");
+        return stdout_failed();
     return keep_text(g, s, n);
 }
 

@@ -132,6 +132,12 @@ sheaf_status cmd_inspect(const options *o);
 
 /* A whole file, or stdin for "-" or NULL; *text is malloc'd with a NUL behind n bytes. */
 sheaf_status read_text(const char *path, char **text, size_t *n);
+/* Undoes the escapes of -e (\n, \t, \r, \", \' and \\) in place, the rest stays as it is; the new length. */
+size_t unescape(char *s, size_t n);
+/* SHEAF_E_FORMAT naming `what` and the first byte that is no UTF-8. */
+sheaf_status check_utf8(const char *what, const char *text, size_t n);
+/* The status of a failed write to standard output, by errno: a full disk is a resource that is missing. */
+sheaf_status stdout_failed(void);
 double now_ms(void);
 /* Read bandwidth in GB/s over a buffer of `bytes` with `threads` threads, best of several patterns; ~60 ms. */
 sheaf_status machine_read_gbs(size_t bytes, int threads, double *gbs);

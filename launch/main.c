@@ -74,8 +74,7 @@ static sheaf_status run(int argc, char **argv) {
 int main(int argc, char **argv) {
     install_signals();
     sheaf_status s = run(argc, argv);
-    if (!s && (fflush(stdout) || ferror(stdout)))
-        s = sheaf_fail(SHEAF_E_IO, "writing: standard output: the reader is gone or the disk is full");
+    if (!s && (fflush(stdout) || ferror(stdout))) s = stdout_failed();
     if (s && !(s == SHEAF_E_CANCELLED && (interrupted || terminated))) {
         fprintf(stderr, "sheaf: %s\n", *sheaf_error() ? sheaf_error() : sheaf_status_text(s));
         if (*sheaf_error_hint_text()) fprintf(stderr, "hint: %s\n", sheaf_error_hint_text());

@@ -227,6 +227,7 @@ static sheaf_status text_tokens(work *w) {
     size_t n = 0;
     if (!w->o->file) return sheaf_fail(SHEAF_E_ARGUMENT, "options: perplexity needs a text: -f FILE");
     sheaf_status s = read_text(w->o->file, &text, &n);
+    if (!s) s = check_utf8(w->o->file, text, n);
     if (!s) s = sheaf_tokenize(sheaf_model_tokenizer(w->s.model), text, n, SHEAF_TOKENIZE_ADD_SPECIAL, &w->tokens);
     sheaf_free(text);
     if (s) return s;

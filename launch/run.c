@@ -4,25 +4,6 @@
 
 #include "launch/generate.h"
 
-/* \n, \t, \r, \", \' and \\ in place; anything else stays as it is. */
-static size_t unescape(char *s, size_t n) {
-    size_t w = 0;
-    for (size_t r = 0; r < n; r++) {
-        char c = s[r];
-        if (c == '\\' && r + 1 < n) {
-            static const char from[] = "ntr\"'\\", to[] = "\n\t\r\"'\\";
-            const char *hit = memchr(from, s[r + 1], sizeof from - 1);
-            if (hit) {
-                c = to[hit - from];
-                r++;
-            }
-        }
-        s[w++] = c;
-    }
-    s[w] = 0;
-    return w;
-}
-
 static sheaf_status prompt_text(const options *o, char **text, size_t *n) {
     sheaf_status s;
     if (o->prompt) {
@@ -37,6 +18,7 @@ static sheaf_status prompt_text(const options *o, char **text, size_t *n) {
         s = read_text(o->file, text, n);
     }
     if (!s && o->escape) *n = unescape(*text, *n);
+    if (!s) s = check_utf8(o->prompt ? "prompt" : o->file ? o->file : "standard input", *text, *n);
     return s;
 }
 

@@ -30,14 +30,28 @@ static sheaf_status print_ids(const options *o, const sheaf_tokenizer *t, const 
     return j_print(&d, false);
 }
 
+/* The text of -p, -f or standard input, escapes undone if asked; the caller frees. */
+static sheaf_status read_input(const options *o, char **text, size_t *n) {
+    sheaf_status s = SHEAF_OK;
+    if (o->prompt) {
+        *n = strlen(o->prompt);
+        *text = sheaf_strdup(o->prompt);
+        if (!*text) return sheaf_fail(SHEAF_E_NO_MEMORY, "prompt: %zu bytes", *n);
+    } else {
+        s = read_text(o->file, text, n);
+    }
+    if (!s && o->escape) *n = unescape(*text, *n);
+    return s ? s : check_utf8(o->prompt ? "prompt" : o->file ? o->file : "standard input", *text, *n);
+}
+
 static sheaf_status encode(const options *o, const sheaf_tokenizer *t) {
     char *text = NULL;
-    size_t n = o->prompt ? strlen(o->prompt) : 0;
+    size_t n = 0;
     sheaf_ids ids = {0};
-    sheaf_status s = o->prompt ? SHEAF_OK : read_text(o->file, &text, &n);
+    sheaf_status s = read_input(o, &text, &n);
     unsigned flags =
         (o->no_bos ? 0 : SHEAF_TOKENIZE_ADD_SPECIAL) | (o->parse_special ? SHEAF_TOKENIZE_PARSE_SPECIAL : 0);
-    if (!s) s = sheaf_tokenize(t, o->prompt ? o->prompt : text, n, flags, &ids);
+    if (!s) s = sheaf_tokenize(t, text, n, flags, &ids);
     if (!s) s = print_ids(o, t, &ids);
     sheaf_ids_free(&ids);
     sheaf_free(text);

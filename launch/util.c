@@ -12,6 +12,36 @@ double now_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
+sheaf_status stdout_failed(void) {
+    if (errno == ENOSPC) return sheaf_fail(SHEAF_E_NO_SPACE, "writing: standard output: the disk is full");
+    return sheaf_fail(SHEAF_E_IO, "writing: standard output: %s", errno == EPIPE ? "the reader is gone" : strerror(errno));
+}
+
+sheaf_status check_utf8(const char *what, const char *text, size_t n) {
+    size_t at;
+    if (sheaf_utf8_valid(text, n, &at)) return SHEAF_OK;
+    return sheaf_fail(SHEAF_E_FORMAT, "%s: byte %zu (0x%02X) is not UTF-8", what, at, (unsigned char)text[at]);
+}
+
+/* \n, \t, \r, \", \' and \\ in place; anything else stays as it is. */
+size_t unescape(char *s, size_t n) {
+    size_t w = 0;
+    for (size_t r = 0; r < n; r++) {
+        char c = s[r];
+        if (c == '\\' && r + 1 < n) {
+            static const char from[] = "ntr\"'\\", to[] = "\n\t\r\"'\\";
+            const char *hit = memchr(from, s[r + 1], sizeof from - 1);
+            if (hit) {
+                c = to[hit - from];
+                r++;
+            }
+        }
+        s[w++] = c;
+    }
+    s[w] = 0;
+    return w;
+}
+
 static sheaf_status read_all(FILE *f, const char *name, char **text, size_t *n) {
     size_t cap = 4096, used = 0;
     char *buf = sheaf_malloc(cap);

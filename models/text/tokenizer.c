@@ -50,9 +50,8 @@ static sheaf_status refuse_pre(bool forced, sheaf_str name) {
         name.n
             ? sheaf_error_context(SHEAF_E_UNSUPPORTED, "%s", forced ? "the forced family" : "tokenizer.ggml.pre")
             : sheaf_fail(SHEAF_E_UNSUPPORTED, "tokenizer.ggml.pre: absent, so how to cut text into words is unknown");
-    return sheaf_error_hint(
-        s,
-        "if you know the family, force it: --override-kv tokenizer.ggml.pre=str:NAME (gpt-2, llama-bpe, qwen2, ...)");
+    return sheaf_error_hint(s,
+                            "--force-pretokenizer cuts text as \"default\" does; ids may then differ from the model's");
 }
 
 static sheaf_status load_bpe(sheaf_tokenizer *t, const sheaf_gguf *g, const sheaf_tokenizer_options *opts) {

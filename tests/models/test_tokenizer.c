@@ -145,7 +145,7 @@ Test(tokenizer, refuses_a_pre_tokenizer_it_does_not_know_unless_forced, .timeout
     o.pre = "martian";
     expect_status(load_with(&o, NULL, &t), SHEAF_E_UNSUPPORTED);
     expect_error("tokenizer.ggml.pre: pre-tokenizer \"martian\" is not known");
-    cr_assert(strstr(sheaf_error_hint_text(), "--override-kv"), "the hint is \"%s\"", sheaf_error_hint_text());
+    cr_assert(strstr(sheaf_error_hint_text(), "--force-pretokenizer"), "the hint is \"%s\"", sheaf_error_hint_text());
     o.pre = NULL;
     expect_status(load_with(&o, NULL, &t), SHEAF_E_UNSUPPORTED);
     expect_error("tokenizer.ggml.pre: absent");
@@ -337,8 +337,8 @@ Test(tokenizer, refuses_vocabularies_that_contradict_themselves, .timeout = 30) 
 
 static sheaf_tokenizer *load_spm(int prefix) {
     static const char *const texts[] = {
-        "<unk>",  "<s>",     "</s>", "<sep>",  "<pad>",   WORD,         "R",     "i",    "v",        "e",
-        "r",      "Ri",      "ver",  WORD "R", WORD "Ri", WORD "River", "River", "a",    WORD "a",   "b",
+        "<unk>",  "<s>",     "</s>", "<sep>",  "<pad>",   WORD,         "R",     "i",    "v",         "e",
+        "r",      "Ri",      "ver",  WORD "R", WORD "Ri", WORD "River", "River", "a",    WORD "a",    "b",
         WORD "b", WORD WORD, "d",    "o",      "w",       "wo",         "rd",    "word", WORD "word", "ve"};
     enum { N = sizeof(texts) / sizeof(*texts), ALL = N + 256 };
     const char *tokens[ALL];
