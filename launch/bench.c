@@ -180,7 +180,7 @@ static sheaf_status emit(bench *b, const bench_row *r) {
             printf("%s %.0f / %.0f / %.0f", i ? ";" : "", r->device[i].compute, r->device[i].wait, r->device[i].reduce);
         puts(" |");
     }
-    return fflush(stdout) ? sheaf_fail(SHEAF_E_IO, "writing: standard output") : SHEAF_OK;
+    return fflush(stdout) ? stdout_failed() : SHEAF_OK;
 }
 
 /* --- the sweep -------------------------------------------------------------------------------------------------- */
