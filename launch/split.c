@@ -207,6 +207,15 @@ static int diff_lists(const cJSON *want, const cJSON *have, const char *const *k
     return lines;
 }
 
+/* Prints and parses the document again: numbers were added as digits, which equal no parsed number. */
+static void reread(jdoc *d) {
+    char *text = d->failed ? NULL : cJSON_PrintUnformatted(d->root);
+    cJSON_Delete(d->root);
+    d->root = text ? cJSON_Parse(text) : NULL;
+    d->failed = !d->root;
+    cJSON_free(text);
+}
+
 static sheaf_status compare(const split_view *v, const char *path) {
     static const char *const tensor_keys[] = {"type", "ne", "layout", "runs", NULL};
     static const char *const device_keys[] = {"weight_bytes", "kv_bytes", "mirrored_bytes", NULL};
@@ -218,6 +227,7 @@ static sheaf_status compare(const split_view *v, const char *path) {
     sheaf_free(text);
     if (!want) return sheaf_fail(SHEAF_E_FORMAT, "comparing with %s: it is no JSON document", path);
     jdoc have = make_json(v);
+    reread(&have);
     int lines = 0;
     if (have.failed) {
         s = sheaf_fail(SHEAF_E_NO_MEMORY, "comparing with %s: out of memory", path);
