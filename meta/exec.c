@@ -126,6 +126,11 @@ static sheaf_status bind_crossing(meta_prepared *x, int k, sheaf_tensor *t) {
     meta_io *old = x->io[k];
     if (!meta_is_buffer(t->buffer))
         return sheaf_fail(SHEAF_E_ARGUMENT, "%s: has no place on %s", t->name, x->backend->base.device->name);
+    const meta_ext *bound = t->ext; /* by who computed it: then the plan must have known its layout */
+    if (value < x->plan->n_leafs && bound && bound->shards &&
+        !sheaf_layout_equal(&bound->layout, &x->plan->values[value].layout)) {
+        return sheaf_fail(SHEAF_E_INTERNAL, "%s: is not laid out as the plan that reads it says", t->name);
+    }
     sheaf_status s = meta_io_bind(t->buffer, t, &x->plan->values[value].layout, &x->io[k]);
     meta_io_release(old);
     if (s) {
