@@ -112,7 +112,7 @@ static int start_threads(cpu_team *t, const cpu_team_place *place) {
 }
 
 static void stop_threads(cpu_team *t, int started) {
-    t->barrier.n = (unsigned)started; /* nobody has met yet, or all n do */
+    if (started < t->n_threads) t->barrier.n = (unsigned)started; /* nobody has met yet */
     if (started) cpu_team_post(t, &(cpu_command){.kind = CPU_CMD_QUIT});
     for (int i = 0; i < started; i++) pthread_join(t->threads[i], NULL);
 }
