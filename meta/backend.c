@@ -97,19 +97,44 @@ static void announce(const meta_plan *p, const sheaf_graph *g) {
     }
 }
 
-/* Ranks must have compiled the same plan before it first runs. */
-static sheaf_status compare_ranks(const meta_backend *b, const meta_plan *p) {
+/* Ranks must have compiled the same plan, and have room for it, before it first runs. Every rank comes here, with
+ * what it found; so one that failed leaves nobody waiting. */
+static sheaf_status agree(const meta_backend *b, const meta_plan *p, sheaf_status found) {
     sheaf_world *w = b->device->world;
     int n = w ? sheaf_world_size(w) : 1;
-    if (n == 1) return SHEAF_OK;
-    uint64_t *all = sheaf_calloc((size_t)n, sizeof *all);
+    if (n == 1) return found;
+    struct {
+        uint64_t hash;
+        int64_t status;
+    } mine = {p ? p->hash : 0, found}, *all;
+    sheaf_error_box box;
+    sheaf_error_save(&box, found);
+    all = sheaf_calloc((size_t)n, sizeof *all);
     if (!all) return sheaf_fail(SHEAF_E_NO_MEMORY, "comparing plans");
-    sheaf_status s = sheaf_world_allgather(w, &p->hash, sizeof p->hash, all);
+    sheaf_status s = sheaf_world_allgather(w, &mine, sizeof mine, all);
+    if (found) s = sheaf_error_restore(&box);
     for (int r = 0; r < n && !s; r++) {
-        if (all[r] != p->hash)
+        if (all[r].status) {
+            s = sheaf_fail(SHEAF_E_PEER, "rank %d could not compile its plan: %s", r,
+                           sheaf_status_text((sheaf_status)all[r].status));
+        } else if (all[r].hash != p->hash) {
             s = sheaf_fail(SHEAF_E_MISMATCH, "rank %d compiled another plan than rank %d", r, sheaf_world_rank(w));
+        }
     }
     sheaf_free(all);
+    return s;
+}
+
+static sheaf_status compile(meta_backend *b, const sheaf_graph *g, uint64_t key, meta_plan **out) {
+    sheaf_status s = meta_plan_compile(b, g, key, out);
+    if (!s) s = make_room(b, *out);
+    s = agree(b, *out, s);
+    if (!s) {
+        plan_cache_put(b->cache, *out);
+        return SHEAF_OK;
+    }
+    meta_plan_free(*out);
+    *out = NULL;
     return s;
 }
 
@@ -117,18 +142,9 @@ static sheaf_status prepare(sheaf_backend *base, const sheaf_graph *g, sheaf_pre
     meta_backend *b = backend_of(base);
     uint64_t key = meta_plan_key(b->device, g);
     meta_plan *p = plan_cache_find(b->cache, key);
-    sheaf_status s = SHEAF_OK;
-    if (!p) {
-        s = meta_plan_compile(b, g, key, &p);
-        if (!s) s = compare_ranks(b, p);
-        if (s) {
-            meta_plan_free(p);
-            return s;
-        }
-        plan_cache_put(b->cache, p);
-    }
-    s = make_room(b, p);
+    sheaf_status s = p ? SHEAF_OK : compile(b, g, key, &p);
     meta_prepared *x = NULL;
+    if (!s) s = make_room(b, p);
     if (!s) s = meta_prepared_new(b, p, &x);
     if (s) return s;
     announce(p, g);
@@ -212,10 +228,15 @@ sheaf_status meta_backend_create(sheaf_device *d, sheaf_backend **out) {
 }
 
 sheaf_member_times sheaf_meta_times(sheaf_backend *meta_backend_, int i, bool reset) {
-    (void)reset;
     meta_backend *b = backend_of(meta_backend_);
+    if (i < 0 || i >= b->device->n_local) return (sheaf_member_times){0};
+    meta_member *m = &b->members[i];
     sheaf_comm_stats c = sheaf_comm_stats_of(b->comm, i);
-    return (sheaf_member_times){.wait_ns = c.wait_ns, .reduce_ns = c.reduce_ns};
+    uint64_t busy = atomic_load_explicit(&m->busy_ns, memory_order_relaxed), apart = c.wait_ns + c.reduce_ns;
+    sheaf_member_times now = {busy > apart ? busy - apart : 0, c.wait_ns, c.reduce_ns}, before = m->taken;
+    if (reset) m->taken = now;
+    return (sheaf_member_times){now.compute_ns - before.compute_ns, now.wait_ns - before.wait_ns,
+                                now.reduce_ns - before.reduce_ns};
 }
 
 sheaf_plan_cache_stats sheaf_meta_cache_stats(sheaf_backend *meta_backend_) {

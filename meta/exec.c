@@ -5,6 +5,7 @@
  * only. Step by step over all members, so that a bounded queue can never hold one member's posts back
  * while another waits for them in a collective. */
 #include <string.h>
+#include <time.h>
 
 #include "meta/plan_internal.h"
 
@@ -192,6 +193,44 @@ static sheaf_status run_collective(meta_prepared *x, const plan_step *step, int 
     return SHEAF_OK;
 }
 
+/* Two marks in each member's queue, around all of a run. */
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static sheaf_status mark_begin(void *ctx, int i, int n, sheaf_queue *q) {
+    (void)n, (void)q;
+    if (i == 0) ((meta_member *)ctx)->begun_ns = now_ns();
+    return SHEAF_OK;
+}
+
+static sheaf_status mark_end(void *ctx, int i, int n, sheaf_queue *q) {
+    (void)n, (void)q;
+    meta_member *m = ctx;
+    if (i == 0) atomic_fetch_add_explicit(&m->busy_ns, (uint64_t)(now_ns() - m->begun_ns), memory_order_relaxed);
+    return SHEAF_OK;
+}
+
+static sheaf_status mark(meta_backend *b, sheaf_queue_fn fn) {
+    for (int i = 0; i < b->device->n_local; i++) {
+        sheaf_status s = sheaf_queue_call(b->members[i].backend->queue, fn, &b->members[i]);
+        if (s) return s;
+    }
+    return SHEAF_OK;
+}
+
+static sheaf_status run_steps(meta_prepared *x, int parity) {
+    const meta_plan *p = x->plan;
+    sheaf_status s = mark(x->backend, mark_begin);
+    for (int32_t k = 0; k < p->n_steps && !s; k++) {
+        const plan_step *step = &p->steps[k];
+        s = step->is_collective ? run_collective(x, step, parity) : run_piece(x, step->piece, parity);
+    }
+    return s ? s : mark(x->backend, mark_end);
+}
+
 sheaf_status meta_prepared_run(meta_prepared *x) {
     const meta_plan *p = x->plan;
     meta_backend *b = x->backend;
@@ -199,14 +238,13 @@ sheaf_status meta_prepared_run(meta_prepared *x) {
     if (x->generation != b->generation) fill_addresses(x);
     /* the first staged sum must not use the slot that the last one before it used */
     int parity = b->last_slot == 0;
-    for (int32_t k = 0; k < p->n_steps; k++) {
-        const plan_step *step = &p->steps[k];
-        sheaf_status s = step->is_collective ? run_collective(x, step, parity) : run_piece(x, step->piece, parity);
-        if (s) {
-            b->failed = true;
-            sheaf_comm_cancel(b->comm); /* members that wait for what will not be posted */
-            return s;
-        }
+    sheaf_status s = run_steps(x, parity);
+    if (s) {
+        sheaf_error_box box;
+        sheaf_error_save(&box, s);
+        b->failed = true;
+        sheaf_comm_cancel(b->comm); /* members that wait for what will not be posted */
+        return sheaf_error_restore(&box);
     }
     if (p->n_staged > 0) b->last_slot = (parity + p->n_staged - 1) & 1;
     return SHEAF_OK;

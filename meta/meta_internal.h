@@ -77,6 +77,9 @@ typedef struct workspace {
 typedef struct meta_member {
     sheaf_backend *backend;
     workspace work;
+    int64_t begun_ns;         /* the member's team: when the run that is on began */
+    _Atomic uint64_t busy_ns; /* from the begin to the end of runs, collectives included */
+    sheaf_member_times taken; /* what was handed out at the last reset */
 } meta_member;
 
 typedef struct meta_backend {
