@@ -32,7 +32,8 @@ extern "C" {
 typedef sheaf_status (*sheaf_meta_policy)(void *ctx, sheaf_arena *a, const sheaf_tensor *t, sheaf_layout *out);
 
 /* `name` as printed, e.g. "cpu/2". The members' order is world order. */
-SHEAF_API sheaf_status sheaf_meta_new(const char *name, sheaf_device *const *members, int n_local, sheaf_world *world, sheaf_device **out);
+SHEAF_API sheaf_status sheaf_meta_new(const char *name, sheaf_device *const *members, int n_local, sheaf_world *world,
+                                      sheaf_device **out);
 SHEAF_API void sheaf_meta_free(sheaf_device *meta);
 SHEAF_API bool sheaf_meta_is(const sheaf_device *d);
 SHEAF_API void sheaf_meta_set_policy(sheaf_device *meta, sheaf_meta_policy fn, void *ctx);
@@ -59,17 +60,18 @@ typedef struct sheaf_plan sheaf_plan;
 SHEAF_API const sheaf_plan *sheaf_meta_plan(const sheaf_prepared *p);
 
 typedef struct sheaf_plan_collective {
-    const char *tensor;      /* the PARTIAL or cut tensor */
+    const char *tensor; /* the PARTIAL or cut tensor */
     sheaf_comm_kind kind;
     int64_t row, rows;
-    size_t bytes;            /* payload per device */
-    const char *const *delayed_over; int n_delayed; /* nodes it was moved past */
+    size_t bytes; /* payload per device */
+    const char *const *delayed_over;
+    int n_delayed; /* nodes it was moved past */
     bool fused_add, fused_norm;
-    const char *reason;      /* for --explain */
+    const char *reason; /* for --explain */
 } sheaf_plan_collective;
 
 typedef struct sheaf_plan_reshard {
-    const char *tensor, *node;   /* what was re-laid, and for whom */
+    const char *tensor, *node; /* what was re-laid, and for whom */
     sheaf_op op;
     sheaf_layout from, to;
     size_t bytes;
@@ -78,12 +80,14 @@ typedef struct sheaf_plan_reshard {
 
 typedef struct sheaf_plan_info {
     int32_t n_nodes, n_pieces, n_steps;
-    const sheaf_plan_collective *collectives; int32_t n_collectives;
-    const sheaf_plan_reshard *reshards; int32_t n_reshards;
-    const size_t *compute_bytes;  /* [n_local] workspace of each member, scratch included */
-    const size_t *staging_bytes;  /* [n_local] */
+    const sheaf_plan_collective *collectives;
+    int32_t n_collectives;
+    const sheaf_plan_reshard *reshards;
+    int32_t n_reshards;
+    const size_t *compute_bytes; /* [n_local] workspace of each member, scratch included */
+    const size_t *staging_bytes; /* [n_local] */
     double compile_us;
-    uint64_t hash;                /* of everything that ranks must agree on */
+    uint64_t hash; /* of everything that ranks must agree on */
 } sheaf_plan_info;
 SHEAF_API sheaf_plan_info sheaf_plan_get_info(const sheaf_plan *p);
 
@@ -97,10 +101,16 @@ SHEAF_API sheaf_status sheaf_plan_check(const sheaf_plan *p);
 SHEAF_API void sheaf_meta_set_strict(sheaf_device *meta, bool strict);
 
 /* Time spent by local member i since the backend was made or last asked with reset. */
-typedef struct sheaf_member_times { uint64_t compute_ns, wait_ns, reduce_ns; } sheaf_member_times;
+typedef struct sheaf_member_times {
+    uint64_t compute_ns, wait_ns, reduce_ns;
+} sheaf_member_times;
 SHEAF_API sheaf_member_times sheaf_meta_times(sheaf_backend *meta_backend, int i, bool reset);
 
-typedef struct sheaf_plan_cache_stats { uint64_t hits, compiles, evictions; size_t bytes; int32_t plans; } sheaf_plan_cache_stats;
+typedef struct sheaf_plan_cache_stats {
+    uint64_t hits, compiles, evictions;
+    size_t bytes;
+    int32_t plans;
+} sheaf_plan_cache_stats;
 SHEAF_API sheaf_plan_cache_stats sheaf_meta_cache_stats(sheaf_backend *meta_backend);
 
 #ifdef __cplusplus

@@ -32,38 +32,51 @@ typedef enum sheaf_layout_kind { SHEAF_MIRRORED, SHEAF_AXIS, SHEAF_PARTIAL } she
 
 typedef struct sheaf_layout {
     sheaf_layout_kind kind;
-    int32_t axis;             /* AXIS only: 0..3 */
-    int32_t n_runs;           /* AXIS only */
+    int32_t axis;   /* AXIS only: 0..3 */
+    int32_t n_runs; /* AXIS only */
     const sheaf_run *runs;
 } sheaf_layout;
 
 /* --- the algebra -------------------------------------------------------------------------------- */
 
-static inline sheaf_layout sheaf_layout_mirrored(void) { sheaf_layout l = {SHEAF_MIRRORED, 0, 0, NULL}; return l; }
-static inline sheaf_layout sheaf_layout_partial(void) { sheaf_layout l = {SHEAF_PARTIAL, 0, 0, NULL}; return l; }
+static inline sheaf_layout sheaf_layout_mirrored(void) {
+    sheaf_layout l = {SHEAF_MIRRORED, 0, 0, NULL};
+    return l;
+}
+static inline sheaf_layout sheaf_layout_partial(void) {
+    sheaf_layout l = {SHEAF_PARTIAL, 0, 0, NULL};
+    return l;
+}
 /* AXIS over a copy of `runs` in `a`, neighbours with equal device sets merged. If every run is on all
  * `n_devices` the result is MIRRORED (its only spelling). */
-SHEAF_API sheaf_status sheaf_layout_axis(sheaf_arena *a, int axis, const sheaf_run *runs, int n_runs, int n_devices, sheaf_layout *out);
+SHEAF_API sheaf_status sheaf_layout_axis(sheaf_arena *a, int axis, const sheaf_run *runs, int n_runs, int n_devices,
+                                         sheaf_layout *out);
 /* Contiguous cut: share[d] elements to device d, in device order; zeros are empty shares. */
-SHEAF_API sheaf_status sheaf_layout_shares(sheaf_arena *a, int axis, const int64_t *share, int n_devices, sheaf_layout *out);
+SHEAF_API sheaf_status sheaf_layout_shares(sheaf_arena *a, int axis, const int64_t *share, int n_devices,
+                                           sheaf_layout *out);
 SHEAF_API bool sheaf_layout_equal(const sheaf_layout *x, const sheaf_layout *y);
-SHEAF_API int64_t sheaf_layout_length(const sheaf_layout *l);                 /* sum of run lengths; 0 unless AXIS */
-SHEAF_API int64_t sheaf_layout_share(const sheaf_layout *l, int device, int64_t whole); /* device's elements of the cut dimension; `whole` unless AXIS */
+SHEAF_API int64_t sheaf_layout_length(const sheaf_layout *l); /* sum of run lengths; 0 unless AXIS */
+SHEAF_API int64_t sheaf_layout_share(const sheaf_layout *l, int device,
+                                     int64_t whole); /* device's elements of the cut dimension; `whole` unless AXIS */
 /* ne of device's shard of a tensor of shape ne[4]. */
 SHEAF_API void sheaf_layout_local_ne(const sheaf_layout *l, int device, const int64_t ne[4], int64_t out[4]);
 /* Elements [begin, end) of the cut dimension as a layout of their own. */
-SHEAF_API sheaf_status sheaf_layout_slice(sheaf_arena *a, const sheaf_layout *l, int64_t begin, int64_t end, int n_devices, sheaf_layout *out);
+SHEAF_API sheaf_status sheaf_layout_slice(sheaf_arena *a, const sheaf_layout *l, int64_t begin, int64_t end,
+                                          int n_devices, sheaf_layout *out);
 /* Every length times num/den; SHEAF_E_SHAPE if a border does not come out whole. */
-SHEAF_API sheaf_status sheaf_layout_scale(sheaf_arena *a, const sheaf_layout *l, int64_t num, int64_t den, sheaf_layout *out);
-SHEAF_API sheaf_layout sheaf_layout_on_axis(const sheaf_layout *l, int axis);  /* same runs along another dimension */
+SHEAF_API sheaf_status sheaf_layout_scale(sheaf_arena *a, const sheaf_layout *l, int64_t num, int64_t den,
+                                          sheaf_layout *out);
+SHEAF_API sheaf_layout sheaf_layout_on_axis(const sheaf_layout *l, int axis); /* same runs along another dimension */
 /* Run borders of both: out's runs lie inside runs of x and of y; devices of x. Not merged, so only for
  * walking two layouts side by side. Both must be AXIS of one length. */
-SHEAF_API sheaf_status sheaf_layout_refine(sheaf_arena *a, const sheaf_layout *x, const sheaf_layout *y, sheaf_layout *out);
+SHEAF_API sheaf_status sheaf_layout_refine(sheaf_arena *a, const sheaf_layout *x, const sheaf_layout *y,
+                                           sheaf_layout *out);
 /* The same with each run on its first device only: every element exactly once. */
 SHEAF_API sheaf_status sheaf_layout_single(sheaf_arena *a, const sheaf_layout *l, int n_devices, sheaf_layout *out);
 SHEAF_API bool sheaf_layout_is_single(const sheaf_layout *l); /* AXIS with each run on exactly one device */
 /* x's runs, then y's, along one axis (concat, fused parts). */
-SHEAF_API sheaf_status sheaf_layout_join(sheaf_arena *a, const sheaf_layout *x, const sheaf_layout *y, int n_devices, sheaf_layout *out);
+SHEAF_API sheaf_status sheaf_layout_join(sheaf_arena *a, const sheaf_layout *x, const sheaf_layout *y, int n_devices,
+                                         sheaf_layout *out);
 /* If device holds exactly one unbroken stretch of the cut dimension (or all of it): its first element and
  * length; an empty stretch if it holds nothing; false if it holds several. */
 SHEAF_API bool sheaf_layout_stretch(const sheaf_layout *l, int device, int64_t whole, int64_t *first, int64_t *length);
@@ -72,24 +85,32 @@ SHEAF_API sheaf_device_set sheaf_all_devices(int n_devices);
 SHEAF_API bool sheaf_layout_covers(const sheaf_layout *have, const sheaf_layout *need, int n_devices);
 /* Offset of global element `i` of the cut dimension in device's compact shard; -1 if it has none. */
 SHEAF_API int64_t sheaf_layout_local_index(const sheaf_layout *l, int device, int64_t i);
-SHEAF_API sheaf_status sheaf_layout_check(const sheaf_layout *l, const int64_t ne[4], int n_devices); /* every rule of the value (case A27) */
-SHEAF_API const char *sheaf_layout_text(const sheaf_layout *l, char *buf, size_t n); /* "AXIS(0) [320:{0}] [256:{1}]"; returns buf */
+SHEAF_API sheaf_status sheaf_layout_check(const sheaf_layout *l, const int64_t ne[4],
+                                          int n_devices); /* every rule of the value (case A27) */
+SHEAF_API const char *sheaf_layout_text(const sheaf_layout *l, char *buf,
+                                        size_t n); /* "AXIS(0) [320:{0}] [256:{1}]"; returns buf */
 SHEAF_API uint64_t sheaf_layout_hash(const sheaf_layout *l);
 
 /* A walk over the pieces of a tensor that one device holds: for set/get/copies of any layout there is
  * one piece of segment arithmetic, this. A piece is a byte range of the *global* contiguous tensor and
  * where it lies in the device's contiguous shard. Pieces come in ascending order of both. */
-typedef struct sheaf_piece { size_t global, local, bytes; int run; /* of the layout; -1: not cut */ } sheaf_piece;
+typedef struct sheaf_piece {
+    size_t global, local, bytes;
+    int run; /* of the layout; -1: not cut */
+} sheaf_piece;
 typedef struct sheaf_pieces { /* state of the walk; opaque */
-    const sheaf_layout *layout; int device;
-    size_t unit, unit_elements;            /* bytes of `unit_elements` of the cut dimension */
-    size_t period, local_period;           /* bytes from one index above the cut dimension to the next */
-    size_t begin, end;                     /* global range asked for */
-    size_t global0, local0;                /* where the current period starts */
-    size_t at_global, at_local; int run;   /* inside the period */
+    const sheaf_layout *layout;
+    int device;
+    size_t unit, unit_elements;  /* bytes of `unit_elements` of the cut dimension */
+    size_t period, local_period; /* bytes from one index above the cut dimension to the next */
+    size_t begin, end;           /* global range asked for */
+    size_t global0, local0;      /* where the current period starts */
+    size_t at_global, at_local;
+    int run; /* inside the period */
 } sheaf_pieces;
 /* Pieces of device's shard inside global bytes [offset, offset+size) of contiguous tensor (type, ne). */
-SHEAF_API void sheaf_pieces_begin(sheaf_pieces *w, const sheaf_layout *l, int device, sheaf_type type, const int64_t ne[4], size_t offset, size_t size);
+SHEAF_API void sheaf_pieces_begin(sheaf_pieces *w, const sheaf_layout *l, int device, sheaf_type type,
+                                  const int64_t ne[4], size_t offset, size_t size);
 SHEAF_API bool sheaf_pieces_next(sheaf_pieces *w, sheaf_piece *out);
 
 /* --- rules --------------------------------------------------------------------------------------- */
@@ -97,16 +118,17 @@ SHEAF_API bool sheaf_pieces_next(sheaf_pieces *w, sheaf_piece *out);
 /* Replaces one op by local ops and collectives where that is cheaper than gathering. */
 typedef enum sheaf_lowering {
     SHEAF_LOWER_NONE,
-    SHEAF_LOWER_NORM,        /* norm over a cut row: sum of squares -> allreduce of one float a row -> scale */
-    SHEAF_LOWER_LOOKUP,      /* get_rows in a table cut along rows: ids made local, rows elsewhere zero -> PARTIAL */
-    SHEAF_LOWER_ARGMAX,      /* local best -> gather -> merge */
+    SHEAF_LOWER_NORM,   /* norm over a cut row: sum of squares -> allreduce of one float a row -> scale */
+    SHEAF_LOWER_LOOKUP, /* get_rows in a table cut along rows: ids made local, rows elsewhere zero -> PARTIAL */
+    SHEAF_LOWER_ARGMAX, /* local best -> gather -> merge */
 } sheaf_lowering;
 
 /* What the caller can do with a rule's answer. */
 typedef struct sheaf_rule_env {
     int32_t n_devices;
-    uint32_t lowerings;      /* bit (1 << SHEAF_LOWER_X): the caller implements it; without, the rule gathers */
-    bool reorder_sums;       /* may a float sum be cut where that changes its order of addition? false: same bits for every N (M11) */
+    uint32_t lowerings; /* bit (1 << SHEAF_LOWER_X): the caller implements it; without, the rule gathers */
+    bool reorder_sums;  /* may a float sum be cut where that changes its order of addition? false: same bits for every N
+                           (M11) */
 } sheaf_rule_env;
 
 typedef struct sheaf_rule_result {
@@ -115,10 +137,11 @@ typedef struct sheaf_rule_result {
     bool reshard[SHEAF_MAX_SRC];      /* want differs from have */
     sheaf_layout want_root;           /* the same for the root of header ops and in-place writers */
     bool reshard_root;
-    bool linear;                      /* a PARTIAL source was asked to be summed, but op-then-sum equals sum-then-op: the sum may be delayed */
-    bool writes_all_holders;          /* set_rows/cpy/fill into replicated runs */
+    bool linear; /* a PARTIAL source was asked to be summed, but op-then-sum equals sum-then-op: the sum may be delayed
+                  */
+    bool writes_all_holders; /* set_rows/cpy/fill into replicated runs */
     sheaf_lowering lowering;
-    const char *rule;                 /* name of the row that fired, for --explain */
+    const char *rule; /* name of the row that fired, for --explain */
 } sheaf_rule_result;
 
 /* The rule table, one row per op, complete by construction. `src[i]` is the layout of node->src[i]
@@ -126,8 +149,8 @@ typedef struct sheaf_rule_result {
  * `root` is the layout of node->view_src for header ops and in-place writers, else NULL: a header op is
  * described by its root alone, src[] is not looked at. Never aborts: where no row fits, `want` asks for
  * a form that does (reshard). Errors only for broken nodes and an arena that is out of memory. */
-SHEAF_API sheaf_status sheaf_rule_apply(sheaf_arena *a, const sheaf_rule_env *env, const sheaf_tensor *node, const sheaf_layout *src,
-                                        const sheaf_layout *root, sheaf_rule_result *out);
+SHEAF_API sheaf_status sheaf_rule_apply(sheaf_arena *a, const sheaf_rule_env *env, const sheaf_tensor *node,
+                                        const sheaf_layout *src, const sheaf_layout *root, sheaf_rule_result *out);
 /* Name of op's row ("elementwise", "matmul"...); never NULL for an op of the table. */
 SHEAF_API const char *sheaf_rule_name(sheaf_op op);
 
@@ -136,11 +159,14 @@ SHEAF_API const char *sheaf_rule_name(sheaf_op op);
  * compact shard unless the node is a view. Layouts as they are after resharding. SHEAF_E_SHAPE where
  * the layouts are none that sheaf_rule_apply would have let pass. */
 typedef struct sheaf_local {
-    int64_t ne[4]; size_t nb[4]; size_t view_offs; sheaf_params params;
-    bool empty;          /* no elements: nothing is computed */
+    int64_t ne[4];
+    size_t nb[4];
+    size_t view_offs;
+    sheaf_params params;
+    bool empty; /* no elements: nothing is computed */
 } sheaf_local;
-SHEAF_API sheaf_status sheaf_rule_local(const sheaf_tensor *node, const sheaf_layout *src, const sheaf_layout *root, const sheaf_layout *result,
-                                        int device, sheaf_local *out);
+SHEAF_API sheaf_status sheaf_rule_local(const sheaf_tensor *node, const sheaf_layout *src, const sheaf_layout *root,
+                                        const sheaf_layout *result, int device, sheaf_local *out);
 
 /* --- policy --------------------------------------------------------------------------------------- */
 
@@ -150,13 +176,14 @@ SHEAF_API sheaf_status sheaf_rule_local(const sheaf_tensor *node, const sheaf_la
 typedef struct sheaf_policy sheaf_policy;
 
 typedef struct sheaf_policy_env {
-    /* Integer hyper-parameter by GGUF key with the architecture's prefix dropped ("attention.head_count"); SHEAF_E_NOT_FOUND
-     * if missing. A value that may differ by layer is asked for as "attention.head_count[3]" first, then plain. */
+    /* Integer hyper-parameter by GGUF key with the architecture's prefix dropped ("attention.head_count");
+     * SHEAF_E_NOT_FOUND if missing. A value that may differ by layer is asked for as "attention.head_count[3]" first,
+     * then plain. */
     sheaf_status (*get)(void *ctx, const char *key, int64_t *out);
     void *ctx;
-    const float *weights;    /* n_devices shares asked for, or NULL: equal */
+    const float *weights; /* n_devices shares asked for, or NULL: equal */
     int32_t n_devices;
-    int32_t pack_rows;       /* buffer type's packing granularity */
+    int32_t pack_rows; /* buffer type's packing granularity */
 } sheaf_policy_env;
 
 /* Parses a table; errors name the line. `text` is copied. */
@@ -168,7 +195,7 @@ SHEAF_API void sheaf_policy_free(sheaf_policy *p);
 
 typedef struct sheaf_placement {
     sheaf_layout layout;
-    int32_t segment;          /* of a matmul by this weight over its dimension 0 (row-parallel), same for every N; 0: plain */
+    int32_t segment; /* of a matmul by this weight over its dimension 0 (row-parallel), same for every N; 0: plain */
     const char *group, *rule; /* which group and table line decided, for printing */
     int32_t line;
 } sheaf_placement;
@@ -177,9 +204,13 @@ typedef struct sheaf_placement {
  * layer: out[i] is tensors[i]'s. State tensors (KV caches) are tensors too, named cache_k.N / cache_v.N
  * ("blk.N.cache_k"). Errors: a tensor that no row matches, rows that overlap, a cut inside a unit: with
  * the table's line and the tensor's name. */
-typedef struct sheaf_named { const char *name; sheaf_type type; int64_t ne[4]; } sheaf_named;
-SHEAF_API sheaf_status sheaf_policy_place(const sheaf_policy *p, const sheaf_policy_env *env, const sheaf_named *tensors, int n,
-                                          sheaf_arena *a, sheaf_placement *out);
+typedef struct sheaf_named {
+    const char *name;
+    sheaf_type type;
+    int64_t ne[4];
+} sheaf_named;
+SHEAF_API sheaf_status sheaf_policy_place(const sheaf_policy *p, const sheaf_policy_env *env,
+                                          const sheaf_named *tensors, int n, sheaf_arena *a, sheaf_placement *out);
 
 #ifdef __cplusplus
 }
