@@ -131,6 +131,59 @@ Test(tokenizer, joins_the_lowest_rank_first, .timeout = 30) {
     sheaf_tokenizer_free(t);
 }
 
+/* Byte-pair merging as its definition says it, with none of our tables: the parts of a text, and the pair of
+ * lowest rank joined, leftmost first, again and again. */
+static size_t merge_plainly(const char *text, size_t n, size_t cuts[64]) {
+    size_t parts = n;
+    for (size_t i = 0; i <= n; i++) cuts[i] = i; /* part i is [cuts[i], cuts[i + 1]) */
+    for (bool joined = true; joined;) {
+        joined = false;
+        for (int rank = 0; rank < N_MERGES && !joined; rank++) {
+            static const struct {
+                const char *left, *right;
+            } pairs[N_MERGES] = {{"h", "e"}, {"l", "l"},   {"he", "ll"}, {"hell", "o"},
+                                 {" ", "w"}, {"\n", "\n"}, {"a", "a"},   {"aa", "aa"}};
+            size_t l = strlen(pairs[rank].left), r = strlen(pairs[rank].right);
+            for (size_t i = 0; i + 1 < parts && !joined; i++) {
+                bool left = cuts[i + 1] - cuts[i] == l && memcmp(text + cuts[i], pairs[rank].left, l) == 0;
+                bool right = cuts[i + 2] - cuts[i + 1] == r && memcmp(text + cuts[i + 1], pairs[rank].right, r) == 0;
+                if (!left || !right) continue;
+                memmove(cuts + i + 1, cuts + i + 2, (parts - i - 1) * sizeof(*cuts));
+                parts--;
+                joined = true;
+            }
+        }
+    }
+    return parts;
+}
+
+Test(tokenizer, merges_as_the_definition_does, .timeout = 60) { /* case H02 */
+    vocab_options o = PLAIN;
+    o.pre = "none";
+    sheaf_tokenizer *t = load(&o);
+    uint32_t state = 12345;
+    for (int round = 0; round < 3000; round++) {
+        char text[40];
+        size_t cuts[64], n = 0, at = 0, want = (size_t)(round % 33);
+        while (n < want) {
+            state = state * 1664525 + 1013904223;
+            text[n++] = "helo wa\nlla"[state >> 16 & 7];
+        }
+        sheaf_ids ids = {0};
+        size_t parts = merge_plainly(text, n, cuts);
+        expect_ok(sheaf_tokenize(t, text, n, 0, &ids));
+        cr_assert(ids.n == parts, "\"%.*s\": %zu tokens, expected %zu", (int)n, text, ids.n, parts);
+        for (size_t i = 0; i < parts; i++) {
+            sheaf_str piece = sheaf_token_piece(t, ids.v[i], false);
+            at += piece.n;
+            cr_assert(at == cuts[i + 1], "\"%.*s\": token %zu ends at %zu, expected %zu", (int)n, text, i, at,
+                      cuts[i + 1]);
+        }
+        sheaf_ids_free(&ids);
+    }
+    sheaf_tokenizer_free(t);
+}
+
 Test(tokenizer, without_a_split_merges_across_lines, .timeout = 30) { /* case H10 */
     vocab_options o = PLAIN;
     o.pre = "none";

@@ -120,7 +120,10 @@ static void expect_round_trip(const sheaf_tokenizer *t, const char *vocab, const
     char back[1024];
     size_t need;
     sheaf_status status = sheaf_tokenize(t, text, n, 0, &ids);
-    if (status == SHEAF_E_UNSUPPORTED && lacks_byte_of(t, text, n)) return;
+    if (status == SHEAF_E_UNSUPPORTED && lacks_byte_of(t, text, n)) {
+        sheaf_ids_free(&ids);
+        return;
+    }
     expect_status(status, SHEAF_OK);
     expect_ok(sheaf_detokenize(t, ids.v, ids.n, false, back, sizeof(back), &need));
     cr_assert(need == n && memcmp(back, text, n) == 0, "%s: \"%.*s\" (%zu bytes) came back as \"%.*s\" (%zu)", vocab,
