@@ -87,7 +87,7 @@ static bool supports_attention(const sheaf_tensor *n) {
 }
 
 static void lower_attention(cpu_compiler *c, const sheaf_tensor *n) {
-    cpu_emit(c, n, run_attention, n, n->src, 5, NULL, NULL);
+    cpu_emit(c, n, run_attention, n, n->src, 5, 0, NULL, NULL);
 }
 
 const cpu_op cpu_op_ATTENTION = {supports_attention, lower_attention};

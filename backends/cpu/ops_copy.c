@@ -100,7 +100,9 @@ static bool supports_copy(const sheaf_tensor *n) {
     return n->src[0] && sheaf_same_shape(n, n->src[0]) && supports_rows(n->src[0], n);
 }
 
-static void lower_copy(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_copy, n, n->src, 1, NULL, NULL); }
+static void lower_copy(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_copy, n, n->src, 1, sheaf_nrows(n), NULL, NULL);
+}
 
 const cpu_op cpu_op_CONT = {supports_copy, lower_copy};
 const cpu_op cpu_op_CPY = {supports_copy, lower_copy};
@@ -141,7 +143,7 @@ static bool supports_concat(const sheaf_tensor *n) {
 }
 
 static void lower_concat(cpu_compiler *c, const sheaf_tensor *n) {
-    cpu_emit(c, n, run_concat, n, n->src, 2, NULL, NULL);
+    cpu_emit(c, n, run_concat, n, n->src, 2, 0, NULL, NULL);
 }
 
 const cpu_op cpu_op_CONCAT = {supports_concat, lower_concat};
@@ -167,7 +169,9 @@ static bool supports_fill(const sheaf_tensor *n) {
     return is_float(n->type) || (n->params.fill.value == 0.0f && sheaf_rows_contiguous(n));
 }
 
-static void lower_fill(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_fill, n, NULL, 0, NULL, NULL); }
+static void lower_fill(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_fill, n, NULL, 0, sheaf_nrows(n), NULL, NULL);
+}
 
 const cpu_op cpu_op_FILL = {supports_fill, lower_fill};
 
@@ -197,7 +201,7 @@ static bool supports_get_rows(const sheaf_tensor *n) {
 }
 
 static void lower_get_rows(cpu_compiler *c, const sheaf_tensor *n) {
-    cpu_emit(c, n, run_get_rows, n, n->src, 2, NULL, NULL);
+    cpu_emit(c, n, run_get_rows, n, n->src, 2, n->ne[1], NULL, NULL);
 }
 
 const cpu_op cpu_op_GET_ROWS = {supports_get_rows, lower_get_rows};
@@ -207,12 +211,13 @@ const cpu_op cpu_op_GET_ROWS = {supports_get_rows, lower_get_rows};
 static void run_set_rows(const cpu_step *s, const cpu_task *t) {
     const cpu_operand *rows = s->src[0], *ids = s->src[1];
     int64_t n = rows->ne[1];
+    int nth = s->parts == 1 ? 1 : t->nth, ith = s->parts == 1 ? 0 : t->ith;
     const char *id = cpu_at(t, ids);
+    if (s->parts == 1 && t->ith != t->nth - 1) return; /* a single part is the last thread's */
     for (int64_t i = 0; i < n; i++) {
         int64_t row = *(const int64_t *)(id + (size_t)i * ids->nb[0]);
         if (__builtin_sub_overflow(row, (int64_t)s->params.rows.id_first, &row)) continue;
-        if (row < 0 || row >= s->dst->ne[1] || row % t->nth != t->ith)
-            continue; /* a row of the table is one thread's */
+        if (row < 0 || row >= s->dst->ne[1] || row % nth != ith) continue; /* a row of the table is one thread's */
         sheaf_from_float(s->dst->type, (const float *)(cpu_at(t, rows) + (size_t)i * rows->nb[1]),
                          cpu_at(t, s->dst) + (size_t)row * s->dst->nb[1], s->dst->ne[0]);
     }
@@ -226,7 +231,7 @@ static bool supports_set_rows(const sheaf_tensor *n) {
 }
 
 static void lower_set_rows(cpu_compiler *c, const sheaf_tensor *n) {
-    cpu_emit(c, n, run_set_rows, n, n->src + 1, 2, NULL, NULL);
+    cpu_emit(c, n, run_set_rows, n, n->src + 1, 2, n->src[1]->ne[1] == 1, NULL, NULL);
 }
 
 const cpu_op cpu_op_SET_ROWS = {supports_set_rows, lower_set_rows};

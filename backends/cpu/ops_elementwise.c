@@ -1,11 +1,11 @@
 /* Ops on one element at a time: add, sub, mul, div, scale, unary, glu.
  *
- * Work is cut into pieces of a row, so that one long row is shared by the threads too. The row kernels
+ * Threads divide rows; one long row alone is divided by pieces. The row kernels
  * give an element the same bits wherever a piece begins. Rows whose elements do not lie side by side
  * are gathered into the thread's scratch first. */
 #include "backends/cpu/program.h"
 
-enum { PIECE = 1024 };
+enum { PIECE = 1024, LONG_ROW = 8192 };
 
 typedef struct piece {
     cpu_row row;
@@ -15,7 +15,15 @@ typedef struct piece {
 /* Thread's pieces [lo, hi) of dst, in order of rows. */
 static void my_pieces(const cpu_step *s, const cpu_task *t, int64_t *lo, int64_t *hi) {
     int64_t per_row = (s->dst->ne[0] + PIECE - 1) / PIECE;
-    cpu_share(t, cpu_rows(s->dst) * per_row, lo, hi);
+    int64_t parts = s->parts ? s->parts : per_row;
+    cpu_share(t, parts, lo, hi);
+    *lo *= cpu_rows(s->dst) * per_row / parts;
+    *hi *= cpu_rows(s->dst) * per_row / parts;
+}
+
+/* One row is one thread's, except where it is all there is and long enough to share. */
+static int64_t parts_of(const sheaf_tensor *n) {
+    return sheaf_nrows(n) == 1 && n->ne[0] >= LONG_ROW ? 0 : sheaf_nrows(n);
 }
 
 static piece piece_of(const cpu_step *s, int64_t i) {
@@ -70,10 +78,18 @@ static bool supports_binary(const sheaf_tensor *n) {
            sheaf_same_shape(n, n->src[0]) && sheaf_can_broadcast(n->src[1], n);
 }
 
-static void lower_add(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_add, n, n->src, 2, NULL, NULL); }
-static void lower_sub(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_sub, n, n->src, 2, NULL, NULL); }
-static void lower_mul(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_mul, n, n->src, 2, NULL, NULL); }
-static void lower_div(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_div, n, n->src, 2, NULL, NULL); }
+static void lower_add(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_add, n, n->src, 2, parts_of(n), NULL, NULL);
+}
+static void lower_sub(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_sub, n, n->src, 2, parts_of(n), NULL, NULL);
+}
+static void lower_mul(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_mul, n, n->src, 2, parts_of(n), NULL, NULL);
+}
+static void lower_div(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_div, n, n->src, 2, parts_of(n), NULL, NULL);
+}
 
 const cpu_op cpu_op_ADD = {supports_binary, lower_add};
 const cpu_op cpu_op_SUB = {supports_binary, lower_sub};
@@ -110,8 +126,12 @@ static bool supports_unary(const sheaf_tensor *n) {
     return supports_map(n) && (unsigned)n->params.unary.kind < SHEAF_UNARY_COUNT;
 }
 
-static void lower_scale(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_scale, n, n->src, 1, NULL, NULL); }
-static void lower_unary(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_unary, n, n->src, 1, NULL, NULL); }
+static void lower_scale(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_scale, n, n->src, 1, parts_of(n), NULL, NULL);
+}
+static void lower_unary(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_unary, n, n->src, 1, parts_of(n), NULL, NULL);
+}
 
 const cpu_op cpu_op_SCALE = {supports_map, lower_scale};
 const cpu_op cpu_op_UNARY = {supports_unary, lower_unary};
@@ -134,6 +154,8 @@ static bool supports_glu(const sheaf_tensor *n) {
            (unsigned)n->params.glu.kind < SHEAF_GLU_COUNT;
 }
 
-static void lower_glu(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_glu, n, n->src, 2, NULL, NULL); }
+static void lower_glu(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_glu, n, n->src, 2, parts_of(n), NULL, NULL);
+}
 
 const cpu_op cpu_op_GLU = {supports_glu, lower_glu};

@@ -29,7 +29,7 @@ static cpu_region *quantized(cpu_compiler *c, const sheaf_tensor *node) {
     if (r) return r;
     if (sheaf_mul_overflow(cpu_act_bytes(CPU_ACT_Q8, x->ne[0]), (size_t)sheaf_nrows(x), &size)) return NULL;
     r = cpu_region_new(c, size);
-    if (!r || !cpu_emit(c, node, run_quantize, NULL, node->src + 1, 1, NULL, r)) return NULL;
+    if (!r || !cpu_emit(c, node, run_quantize, NULL, node->src + 1, 1, sheaf_nrows(x), NULL, r)) return NULL;
     cpu_cache_add(c, run_quantize, x, NULL, NULL, r);
     return r;
 }
@@ -137,13 +137,13 @@ static bool fast_path(const cpu_kernels *k, const sheaf_tensor *n, bool *quantiz
 static void lower_mul_mat(cpu_compiler *c, const sheaf_tensor *n) {
     bool quantize;
     if (!fast_path(cpu_compiler_kernels(c), n, &quantize)) {
-        cpu_emit(c, n, run_plain, n, n->src, 2, NULL, NULL);
+        cpu_emit(c, n, run_plain, n, n->src, 2, 0, NULL, NULL);
         return;
     }
     cpu_region *columns = quantize ? quantized(c, n) : NULL;
     if (quantize && !columns) return;
     sheaf_tensor *src[] = {n->src[0], quantize ? NULL : n->src[1]}; /* quantized columns lie in the region */
-    cpu_emit(c, n, run_mul, n, src, 2, columns, NULL);
+    cpu_emit(c, n, run_mul, n, src, 2, 0, columns, NULL);
 }
 
 const cpu_op cpu_op_MUL_MAT = {supports_mul_mat, lower_mul_mat};

@@ -59,8 +59,8 @@ static void run_table(const cpu_step *s, const cpu_task *t) {
     const float *factors = s->src[1] ? (const float *)cpu_at(t, s->src[1]) : NULL;
     float *table = (float *)cpu_region_at(t, s->region_out);
     int64_t lo, hi;
-    cpu_share(t, pos->ne[0] * r->n_pairs, &lo, &hi);
-    for (int64_t i = lo; i < hi; i++) {
+    cpu_share(t, pos->ne[0], &lo, &hi);
+    for (int64_t i = lo * r->n_pairs; i < hi * r->n_pairs; i++) {
         int64_t token = i / r->n_pairs, k = i % r->n_pairs;
         double position = (double)*(const int32_t *)(cpu_at(t, pos) + (size_t)token * pos->nb[0]);
         double trained = position * r->pair[k].frequency / (factors ? (double)factors[k] : 1.0);
@@ -91,8 +91,9 @@ static void run_rope(const cpu_step *s, const cpu_task *t) {
     const float *table = (const float *)cpu_region_at(t, s->region_in);
     int32_t n_dims = s->params.rope.n_dims;
     int64_t lo, hi;
-    cpu_share(t, cpu_rows(s->dst), &lo, &hi);
-    for (int64_t i = lo; i < hi; i++) {
+    int64_t per_part = cpu_rows(s->dst) / s->parts;
+    cpu_share(t, s->parts, &lo, &hi);
+    for (int64_t i = lo * per_part; i < hi * per_part; i++) {
         cpu_row r = cpu_row_of(s->dst->ne, i);
         const float *x = (const float *)cpu_row_at(cpu_at(t, s->src[0]), s->src[0], r), *cs = table + r.i2 * n_dims;
         float *out = (float *)cpu_row_at(cpu_at(t, s->dst), s->dst, r);
@@ -127,7 +128,7 @@ static cpu_region *table_of(cpu_compiler *c, const sheaf_tensor *n) {
     r = cpu_region_new(c, (size_t)n->src[1]->ne[0] * (size_t)n->params.rope.n_dims * sizeof(float));
     rope_constants *constants = make_constants(c, &n->params);
     if (!r || !constants) return NULL;
-    cpu_step *s = cpu_emit(c, n, run_table, NULL, n->src + 1, 2, NULL, r);
+    cpu_step *s = cpu_emit(c, n, run_table, NULL, n->src + 1, 2, n->src[1]->ne[0], NULL, r);
     if (!s) return NULL;
     s->table = constants;
     cpu_cache_add(c, run_table, n->src[1], n->src[2], key, r);
@@ -136,7 +137,7 @@ static cpu_region *table_of(cpu_compiler *c, const sheaf_tensor *n) {
 
 static void lower_rope(cpu_compiler *c, const sheaf_tensor *n) {
     cpu_region *table = table_of(c, n);
-    if (table) cpu_emit(c, n, run_rope, n, n->src, 1, table, NULL);
+    if (table) cpu_emit(c, n, run_rope, n, n->src, 1, n->ne[3] == 1 ? n->ne[2] : sheaf_nrows(n), table, NULL);
 }
 
 const cpu_op cpu_op_ROPE = {supports_rope, lower_rope};

@@ -64,9 +64,11 @@ static bool supports_norm(const sheaf_tensor *n) {
 static bool supports_rms_norm(const sheaf_tensor *n) { return supports_norm(n) && !n->src[2]; }
 
 static void lower_rms_norm(cpu_compiler *c, const sheaf_tensor *n) {
-    cpu_emit(c, n, run_rms_norm, n, n->src, 2, NULL, NULL);
+    cpu_emit(c, n, run_rms_norm, n, n->src, 2, sheaf_nrows(n), NULL, NULL);
 }
-static void lower_norm(cpu_compiler *c, const sheaf_tensor *n) { cpu_emit(c, n, run_norm, n, n->src, 3, NULL, NULL); }
+static void lower_norm(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_norm, n, n->src, 3, sheaf_nrows(n), NULL, NULL);
+}
 
 const cpu_op cpu_op_RMS_NORM = {supports_rms_norm, lower_rms_norm};
 const cpu_op cpu_op_NORM = {supports_norm, lower_norm};
@@ -115,7 +117,7 @@ static bool supports_soft_max(const sheaf_tensor *n) {
 }
 
 static void lower_soft_max(cpu_compiler *c, const sheaf_tensor *n) {
-    cpu_emit(c, n, run_soft_max, n, n->src, 2, NULL, NULL);
+    cpu_emit(c, n, run_soft_max, n, n->src, 2, sheaf_nrows(n), NULL, NULL);
 }
 
 const cpu_op cpu_op_SOFT_MAX = {supports_soft_max, lower_soft_max};
@@ -141,7 +143,7 @@ static bool supports_sum_rows(const sheaf_tensor *n) {
 }
 
 static void lower_sum_rows(cpu_compiler *c, const sheaf_tensor *n) {
-    cpu_emit(c, n, run_sum_rows, n, n->src, 1, NULL, NULL);
+    cpu_emit(c, n, run_sum_rows, n, n->src, 1, sheaf_nrows(n), NULL, NULL);
 }
 
 const cpu_op cpu_op_SUM_ROWS = {supports_sum_rows, lower_sum_rows};
@@ -169,7 +171,7 @@ static bool supports_argmax(const sheaf_tensor *n) {
 }
 
 static void lower_argmax(cpu_compiler *c, const sheaf_tensor *n) {
-    cpu_emit(c, n, run_argmax, n, n->src, 1, NULL, NULL);
+    cpu_emit(c, n, run_argmax, n, n->src, 1, n->ne[0], NULL, NULL);
 }
 
 const cpu_op cpu_op_ARGMAX = {supports_argmax, lower_argmax};

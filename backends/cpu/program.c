@@ -13,8 +13,6 @@ void cpu_program_walk(cpu_program *p, const cpu_run *r, cpu_barrier *b, int ith,
         const cpu_step *s = p->steps[i];
         if (s->barrier) cpu_barrier_wait(b);
         s->run(s, &t);
-        /* Neighbours of a group start on different threads, so that two small ones run side by side. */
-        if (++t.ith == nth) t.ith = 0;
     }
     if (nth == 1 || cpu_barrier_enter(b)) {
         memset((void *)p->counters, 0, (size_t)p->n_steps * sizeof *p->counters);

@@ -1,9 +1,10 @@
 /* A sealed graph compiled for the CPU: a flat list of steps that a team walks together.
  *
  * A *step* is one kernel over decoded operands (slot, type, shape, strides); headers vanish. A
- * *group* is a run of steps between two barriers: within it no step reads or overwrites what another
- * step of the group writes, so threads need not meet. Because of that a group's threads may still read
- * a tensor when node order says it is dead; prepare reports such tensors in `keep` (case C17).
+ * *group* is a run of steps between two barriers: within it a step depends on another one only part by
+ * part, each part being the same thread's in both (a row is added, normed and quantized by one thread).
+ * Because groups reorder and overlap nodes, a tensor may still be needed when node order says it is
+ * dead; prepare reports such tensors in `keep` (case C17).
  * A *region* is a piece of scratch (quantized activations, rotation tables) that lives over a range
  * of groups.
  *
@@ -28,6 +29,7 @@ typedef struct cpu_operand {
 typedef struct cpu_region {
     size_t size, offset;
     int32_t first_group, last_group;
+    struct cpu_touch *touches; /* while compiling */
 } cpu_region;
 
 typedef struct cpu_step cpu_step;
@@ -59,6 +61,7 @@ struct cpu_step {
     int32_t node;    /* the graph node it belongs to */
     int32_t counter; /* its own index in run->counters */
     int32_t group;
+    int64_t parts;    /* > 0: work is divided by cpu_share over so many (see cpu_emit) */
     cpu_operand *dst; /* NULL: it writes a region */
     cpu_operand *src[CPU_MAX_SOURCES];
     cpu_region *region_in, *region_out;
@@ -87,9 +90,11 @@ void cpu_program_walk(cpu_program *p, const cpu_run *r, cpu_barrier *b, int ith,
 typedef struct cpu_compiler cpu_compiler;
 
 /* Appends a step for `node`. dst NULL: it writes region_out. Sources may be NULL (left out, but keep
- * their position). NULL: out of memory, kept in the compiler. */
+ * their position). parts > 0 promises that the step divides its work by cpu_share over that many parts, and that
+ * part r touches the r-th equal piece of dst, and of every contiguous source of as many elements, and nothing
+ * else that the graph writes; 0 promises nothing. NULL: out of memory, kept in the compiler. */
 cpu_step *cpu_emit(cpu_compiler *c, const sheaf_tensor *node, cpu_step_fn run, const sheaf_tensor *dst,
-                   sheaf_tensor *const *src, int n_src, cpu_region *in, cpu_region *out);
+                   sheaf_tensor *const *src, int n_src, int64_t parts, cpu_region *in, cpu_region *out);
 cpu_region *cpu_region_new(cpu_compiler *c, size_t size);
 /* Zeroed memory of the program. */
 void *cpu_compiler_alloc(cpu_compiler *c, size_t size);
