@@ -103,13 +103,13 @@ sheaf_status sheaf_rule_apply(sheaf_arena *a, const sheaf_rule_env *env, const s
         return sheaf_fail(SHEAF_E_INTERNAL, "%s: op %d has no rule", node->name, (int)node->op);
     }
     out->rule = table[node->op].name;
+    bool header = sheaf_op_is_header(node->op);
     for (int i = 0; i < SHEAF_MAX_SRC; i++) {
         if (!node->src[i]) continue;
         c.n_src = i + 1;
-        out->want[i] = src[i];
+        if (!header) out->want[i] = src[i];
     }
     if (root) out->want_root = *root;
-    bool header = sheaf_op_is_header(node->op);
     sheaf_status s = header ? SHEAF_OK : check_sources(&c);
     if (s) return s;
     if (node->view_src && !root)
