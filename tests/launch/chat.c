@@ -1,0 +1,171 @@
+/* `sheaf run -i` and chat templates: through a pipe, and at a terminal as a person meets it. */
+#include "tests/launch/spawn.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char folder_path[512];
+static char model[600];
+
+static void setup(void) {
+    char *f = make_folder();
+    snprintf(folder_path, sizeof folder_path, "%s", f);
+    free(f);
+    snprintf(model, sizeof model, "%s/chat.gguf", folder_path);
+    write_chat_model(model);
+}
+
+static void teardown(void) { remove_folder(strdup(folder_path)); }
+
+TestSuite(chat, .init = setup, .fini = teardown);
+
+Test(chat, a_template_wraps_the_prompt_unless_it_is_raw, .timeout = 60) {
+    outcome wrapped = sheaf("run -m %s -p Hello -n 0 --json", model), raw = sheaf("run -m %s -p Hello -n 0 --json --raw", model),
+            no_cnv = sheaf("run -m %s -p Hello -n 0 --json -no-cnv", model), ids = sheaf("tokenize -m %s --json -p Hello", model);
+    cJSON *a = expect_json(&wrapped), *b = expect_json(&raw), *c = expect_json(&no_cnv), *d = expect_json(&ids);
+    cr_assert(cJSON_Compare(expect_key(&raw, b, "prompt_tokens", cJSON_Array), d, true), "%s, not %s", raw.out, ids.out);
+    cr_assert(cJSON_Compare(expect_key(&no_cnv, c, "prompt_tokens", cJSON_Array), d, true), "%s, not %s", no_cnv.out, ids.out);
+    cr_assert(cJSON_GetArraySize(expect_key(&wrapped, a, "prompt_tokens", cJSON_Array)) > cJSON_GetArraySize(d), "%s", wrapped.out);
+    cJSON_Delete(a);
+    cJSON_Delete(b);
+    cJSON_Delete(c);
+    cJSON_Delete(d);
+    outcome_free(&wrapped);
+    outcome_free(&raw);
+    outcome_free(&no_cnv);
+    outcome_free(&ids);
+}
+
+static int prompt_tokens(const char *words) {
+    outcome o = sheaf("run -m %s -n 0 --json %s", model, words);
+    cJSON *j = expect_json(&o);
+    int n = cJSON_GetArraySize(expect_key(&o, j, "prompt_tokens", cJSON_Array));
+    cJSON_Delete(j);
+    outcome_free(&o);
+    return n;
+}
+
+Test(chat, a_system_message_is_part_of_the_prompt, .timeout = 60) {
+    int without = prompt_tokens("-p Hello"), with = prompt_tokens("-p Hello -sys 'Be brief.'");
+    cr_assert(with > without, "%d tokens with a system message, %d without", with, without);
+    outcome o = sheaf("run -m %s -p Hello -sys x --raw", model);
+    expect_refusal(&o, 2);
+    outcome_free(&o);
+}
+
+Test(chat, without_a_template_there_is_no_chat, .timeout = 60) {
+    how h = {.in = "hello\n", .in_n = 6};
+    outcome o = sheaf_how(&h, "run -m %s -i", TINY);
+    expect_refusal(&o, 3);
+    expect_says(o, "template");
+    outcome_free(&o);
+}
+
+Test(chat, lines_through_a_pipe_are_turns, .timeout = 60) {
+    static const char lines[] = "Tell a tale\n\nAnd another\n/exit\nnever read\n";
+    how h = {.in = lines, .in_n = sizeof lines - 1};
+    outcome o = sheaf_how(&h, "run -m %s -i --temp 0 -n 6 -q", model);
+    expect_code(o, 0);
+    expect_text(o.err, "");
+    int turns = 0;
+    for (const char *p = o.out; (p = strchr(p, '\n')); p++) turns++;
+    cr_assert(turns >= 2 && o.out_n > 8, "two replies were expected: \"%s\"", o.out);
+    outcome_free(&o);
+    how last = {.in = "no newline at the end", .in_n = 21};
+    o = sheaf_how(&last, "run -m %s -i --temp 0 -n 6 -q", model);
+    expect_code(o, 0);
+    cr_assert(o.out_n > 4, "the last line without a newline is a turn too: \"%s\"", o.out);
+    outcome_free(&o);
+    how none = {0};
+    o = sheaf_how(&none, "run -m %s -i -q", model);
+    expect_code(o, 0);
+    outcome_free(&o);
+}
+
+Test(chat, the_first_turn_is_what_run_says, .timeout = 60) {
+    how h = {.in = "Tell a tale\n", .in_n = 12};
+    outcome chat = sheaf_how(&h, "run -m %s -i --temp 0 -n 12 -q", model), once = sheaf("run -m %s --temp 0 -n 12 -q -p 'Tell a tale'", model);
+    expect_text(chat.out, once.out);
+    outcome_free(&chat);
+    outcome_free(&once);
+}
+
+Test(chat, a_full_context_is_said_and_the_chat_goes_on, .timeout = 60) {
+    char lines[4000] = "";
+    for (int i = 0; i < 60; i++) strcat(lines, "so many words in one single line ");
+    strcat(lines, "\nhello\n");
+    how h = {.in = lines, .in_n = strlen(lines)};
+    outcome o = sheaf_how(&h, "run -m %s -i --temp 0 -n 4 -c 64", model);
+    expect_code(o, 0);
+    expect_says(o, "sheaf: ");
+    cr_assert(o.out_n > 4, "the second line got no reply: \"%s\", %s", o.out, o.err);
+    outcome_free(&o);
+}
+
+Test(chat, bytes_that_are_no_text_are_refused_and_the_chat_goes_on, .timeout = 60) {
+    static const char lines[] = "\xff\xfe\nhello\n";
+    how h = {.in = lines, .in_n = sizeof lines - 1};
+    outcome o = sheaf_how(&h, "run -m %s -i --temp 0 -n 4 -q", model);
+    expect_code(o, 0);
+    cr_assert(o.out_n > 2, "\"%s\" %s", o.out, o.err);
+    outcome_free(&o);
+}
+
+/* --- at a terminal --- */
+
+Test(chat, ctrl_d_ends, .timeout = 60) {
+    terminal t = terminal_open("run -m %s -i --temp 0 -n 4", model);
+    cr_assert(terminal_wait(&t, 0, "> ", 20), "no prompt was shown: \"%s\"", t.shown);
+    size_t at = t.n;
+    terminal_type(&t, "hello\r");
+    cr_assert(terminal_wait(&t, at + 6, "> ", 20), "no second prompt: \"%s\"", t.shown);
+    terminal_settle(&t, 100);
+    terminal_type(&t, "\x04");
+    int code = terminal_close(&t, 20);
+    cr_assert(code == 0, "Ctrl-D: %d, \"%s\"", code, t.shown);
+    free(t.shown);
+}
+
+Test(chat, ctrl_c_at_the_prompt_clears_the_line, .timeout = 60) {
+    terminal t = terminal_open("run -m %s -i --temp 0 -n 4", model);
+    cr_assert(terminal_wait(&t, 0, "> ", 20), "no prompt was shown: \"%s\"", t.shown);
+    for (int i = 0; i < 3; i++) {
+        size_t at = t.n;
+        terminal_type(&t, "never sent");
+        cr_assert(terminal_wait(&t, at, "sent", 10), "no echo: \"%s\"", t.shown);
+        terminal_type(&t, "\x03");
+        cr_assert(terminal_wait(&t, t.n, "> ", 10), "no prompt after Ctrl-C: \"%s\"", t.shown);
+        terminal_settle(&t, 50);
+    }
+    terminal_type(&t, "/exit\r");
+    int code = terminal_close(&t, 20);
+    cr_assert(code == 0, "after Ctrl-C and /exit: %d, \"%s\"", code, t.shown);
+    free(t.shown);
+}
+
+Test(chat, ctrl_c_in_a_reply_stops_the_reply_not_the_program, .timeout = 120) {
+    terminal t = terminal_open("run -m %s -i --temp 0.9 -s 3 --ignore-eos -n -1 -c 100000 -t 1", model);
+    cr_assert(terminal_wait(&t, 0, "> ", 20), "no prompt was shown: \"%s\"", t.shown);
+    size_t at = t.n;
+    terminal_type(&t, "go\r");
+    /* the reply is running once there is more than the echo */
+    for (int i = 0; i < 200 && t.n < at + 60; i++) terminal_wait(&t, t.n + 1, "\1", 0);
+    terminal_type(&t, "\x03");
+    cr_assert(terminal_wait(&t, t.n, "\n> ", 20) || terminal_wait(&t, at + 60, "> ", 1), "no prompt after the reply: \"%s\"", t.shown);
+    terminal_settle(&t, 200);
+    at = t.n;
+    terminal_type(&t, "/exit\r");
+    int code = terminal_close(&t, 20);
+    cr_assert(code == 0, "after a stopped reply and /exit: %d, \"%s\"", code, t.shown + at);
+    free(t.shown);
+}
+
+Test(chat, closing_the_terminal_ends_the_program, .timeout = 60) {
+    terminal t = terminal_open("run -m %s -i --temp 0 -n 4", model);
+    cr_assert(terminal_wait(&t, 0, "> ", 20), "no prompt was shown: \"%s\"", t.shown);
+    kill(t.pid, SIGTERM);
+    int code = terminal_close(&t, 10);
+    cr_assert(code == 143, "SIGTERM at the prompt: %d", code);
+    free(t.shown);
+}

@@ -1,0 +1,300 @@
+/* `sheaf run`: where the prompt comes from, what the reply is, when it ends, and what is told about it. */
+#include "tests/launch/spawn.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define GREEDY "run -m " TINY " --temp 0 -q "
+
+static char *join(const char *folder, const char *name) {
+    size_t n = strlen(folder) + strlen(name) + 2;
+    char *path = malloc(n);
+    cr_assert(path != NULL, "out of memory");
+    snprintf(path, n, "%s/%s", folder, name);
+    return path;
+}
+
+/* --- prompts --- */
+
+Test(run, prompt_comes_from_p_f_or_standard_input_alike, .timeout = 60) {
+    static const char text[] = "There was once upon a time a king";
+    char *folder = make_folder(), *path = join(folder, "prompt.txt");
+    write_file(path, text, sizeof text - 1);
+    how h = {.in = text, .in_n = sizeof text - 1};
+    outcome p = sheaf(GREEDY "-n 12 -p '%s'", text), f = sheaf(GREEDY "-n 12 -f %s", path), in = sheaf_how(&h, GREEDY "-n 12"),
+            dash = sheaf_how(&h, GREEDY "-n 12 -f -");
+    expect_code(p, 0);
+    expect_code(f, 0);
+    expect_code(in, 0);
+    expect_code(dash, 0);
+    expect_text(f.out, p.out);
+    expect_text(in.out, p.out);
+    expect_text(dash.out, p.out);
+    expect_text(p.err, "");
+    cr_assert(p.out_n > 12, "the reply is \"%s\"", p.out);
+    outcome_free(&p);
+    outcome_free(&f);
+    outcome_free(&in);
+    outcome_free(&dash);
+    remove_folder(folder);
+    free(path);
+}
+
+Test(run, escapes_are_undone_only_when_asked, .timeout = 60) {
+    outcome with = sheaf("run -m " TINY " -n 0 --json -e -p 'a\\nb\\tc\\\\'"), without = sheaf("run -m " TINY " -n 0 --json -p 'a\\nb\\tc\\\\'"),
+            wanted = sheaf("tokenize -m " TINY " --json -p 'a\nb\tc\\'");
+    cJSON *a = expect_json(&with), *b = expect_json(&without), *ids = expect_json(&wanted);
+    cr_assert(cJSON_Compare(expect_key(&with, a, "prompt_tokens", cJSON_Array), ids, true), "%s is not %s", with.out, wanted.out);
+    cr_assert(!cJSON_Compare(expect_key(&without, b, "prompt_tokens", cJSON_Array), ids, true), "escapes were undone unasked");
+    cJSON_Delete(a);
+    cJSON_Delete(b);
+    cJSON_Delete(ids);
+    outcome_free(&with);
+    outcome_free(&without);
+    outcome_free(&wanted);
+}
+
+Test(run, prompts_that_cannot_be_run_are_bad_input, .timeout = 100) {
+    char *folder = make_folder(), *secret = join(folder, "secret"), *bad = join(folder, "bad.txt"), *long_one = join(folder, "long.txt");
+    static const char not_utf8[] = "abc\xff\xfe";
+    write_file(bad, not_utf8, sizeof not_utf8 - 1);
+    write_file(secret, "x", 1);
+    char *many = malloc(40000);
+    for (int i = 0; i < 20000; i++) memcpy(many + 2 * i, "a ", 2);
+    write_file(long_one, many, 40000);
+    free(many);
+    cr_assert(symlink(secret, secret) != 0, "a symlink over a file");
+    struct {
+        char words[512];
+        const char *says;
+    } cases[] = {{"-p ''", "empty"}, {"", "empty"}, {"-f /nosuch/file", "/nosuch/file"}, {"", NULL}, {"", NULL}, {"", NULL}};
+    snprintf(cases[3].words, sizeof cases[3].words, "-f %s", folder);
+    cases[3].says = "directory";
+    snprintf(cases[4].words, sizeof cases[4].words, "-f %s", bad);
+    cases[4].says = "UTF-8";
+    snprintf(cases[5].words, sizeof cases[5].words, "-f %s", long_one);
+    cases[5].says = "512";
+    for (int i = 0; i < 6; i++) {
+        outcome o = sheaf(GREEDY "-n 4 %s", cases[i].words);
+        expect_refusal(&o, 3);
+        expect_says(o, cases[i].says);
+        outcome_free(&o);
+    }
+    remove_folder(folder);
+    free(secret);
+    free(bad);
+    free(long_one);
+}
+
+Test(run, a_prompt_that_is_too_long_is_told_with_both_counts, .timeout = 60) {
+    char words[512] = "";
+    for (int i = 0; i < 40; i++) strcat(words, "one two ");
+    outcome ids = sheaf("tokenize -m " TINY " --json -p '%s'", words), o = sheaf(GREEDY "-c 32 -n 4 -p '%s'", words);
+    cJSON *j = expect_json(&ids);
+    char both[64], count[16];
+    snprintf(count, sizeof count, "%d tokens", cJSON_GetArraySize(j));
+    snprintf(both, sizeof both, "of %d", 256);
+    expect_refusal(&o, 3);
+    expect_says(o, count);
+    cr_assert(strstr(o.err, "32") || strstr(o.err, both), "the context's size is not told: %s", o.err);
+    expect_says(o, "hint: ");
+    cJSON_Delete(j);
+    outcome_free(&ids);
+    outcome_free(&o);
+}
+
+Test(run, unreadable_text_is_bad_input, .timeout = 60) {
+    if (geteuid() == 0) skip_test("root may read every file");
+    char *folder = make_folder(), *secret = join(folder, "secret");
+    write_file(secret, "x", 1);
+    cr_assert(chmod(secret, 0) == 0);
+    outcome o = sheaf(GREEDY "-n 4 -f %s", secret);
+    expect_refusal(&o, 3);
+    outcome_free(&o);
+    remove_folder(folder);
+    free(secret);
+}
+
+/* --- the reply --- */
+
+Test(run, json_has_the_promised_keys, .timeout = 60) {
+    outcome o = sheaf("run -m " TINY " -p 'Once upon' -n 12 --temp 0 --json -q");
+    cJSON *j = expect_json(&o);
+    expect_text(o.err, "");
+    expect_key(&o, j, "text", cJSON_String);
+    expect_int(cJSON_GetArraySize(expect_key(&o, j, "prompt_tokens", cJSON_Array)) > 0, 1);
+    expect_int(cJSON_GetArraySize(expect_key(&o, j, "tokens", cJSON_Array)), 12);
+    expect_text(expect_key(&o, j, "stop", cJSON_String)->valuestring, "length");
+    expect_int(strlen(expect_key(&o, j, "logits_hash", cJSON_String)->valuestring), 16);
+    expect_int(cJSON_GetArraySize(expect_key(&o, j, "devices", cJSON_Array)), 1);
+    const cJSON *t = expect_key(&o, j, "timings", cJSON_Object);
+    static const char *const times[] = {"load_ms", "prompt_ms", "prompt_per_second", "predicted_ms", "predicted_per_second"};
+    for (int i = 0; i < 5; i++) cr_assert(expect_key(&o, t, times[i], cJSON_Number)->valuedouble > 0, "%s", times[i]);
+    cr_assert(expect_key(&o, j, "read_gb_per_s", cJSON_Number)->valuedouble > 0, "read_gb_per_s");
+    cr_assert(expect_key(&o, j, "limit_gb_per_s", cJSON_Number)->valuedouble > 0, "limit_gb_per_s");
+    expect_key(&o, j, "heap_allocs_per_token", cJSON_Number | cJSON_NULL);
+    expect_key(&o, j, "overhead_share", cJSON_Number | cJSON_NULL);
+    cJSON_Delete(j);
+    outcome_free(&o);
+}
+
+Test(run, steady_tokens_ask_the_heap_for_nothing, .timeout = 60) {
+    static const char *const devices[] = {"cpu", "cpu/2", "cpu/3"};
+    for (int i = 0; i < 3; i++) {
+        outcome o = sheaf("run -m " TINY " -p 'Once upon' -n 80 --temp 0 --json --ignore-eos --devices %s", devices[i]);
+        cJSON *j = expect_json(&o);
+        const cJSON *calls = expect_key(&o, j, "heap_allocs_per_token", cJSON_Number | cJSON_NULL);
+        if (!cJSON_IsNull(calls)) cr_assert(calls->valuedouble == 0, "%s: %g calls a token", devices[i], calls->valuedouble);
+        const cJSON *share = expect_key(&o, j, "overhead_share", cJSON_Number);
+        cr_assert(share->valuedouble >= 0 && share->valuedouble <= 1, "%s: overhead share %g", devices[i], share->valuedouble);
+        cJSON_Delete(j);
+        outcome_free(&o);
+    }
+}
+
+Test(run, jsonl_is_one_line, .timeout = 60) {
+    outcome o = sheaf("run -m " TINY " -p 'Once upon' -n 4 --temp 0 --jsonl -q");
+    cJSON *j = expect_json(&o);
+    expect_int(strcspn(o.out, "\n") + 1, o.out_n);
+    cJSON_Delete(j);
+    outcome_free(&o);
+}
+
+Test(run, plain_text_is_the_same_text_as_in_json, .timeout = 60) {
+    outcome plain = sheaf(GREEDY "-n 24 -p 'Once upon'"), json = sheaf(GREEDY "-n 24 -p 'Once upon' --json");
+    cJSON *j = expect_json(&json);
+    const char *text = expect_key(&json, j, "text", cJSON_String)->valuestring;
+    cr_assert(plain.out_n == strlen(text) + 1 && !memcmp(plain.out, text, plain.out_n - 1) && plain.out[plain.out_n - 1] == '\n',
+              "\"%s\" is not \"%s\"", plain.out, text);
+    cJSON_Delete(j);
+    outcome_free(&plain);
+    outcome_free(&json);
+}
+
+Test(run, quiet_says_nothing_and_loud_says_where_it_ran, .timeout = 60) {
+    outcome quiet = sheaf(GREEDY "-n 4 -p Once"), loud = sheaf("run -m " TINY " --temp 0 -n 4 -p Once"),
+            louder = sheaf("run -m " TINY " --temp 0 -n 4 -p Once -vv");
+    expect_text(quiet.err, "");
+    expect_says(loud, "tokens/s");
+    expect_says(loud, " on cpu");
+    cr_assert(louder.err_n > loud.err_n, "-vv says no more: %s", louder.err);
+    expect_text(loud.out, quiet.out);
+    expect_text(louder.out, quiet.out);
+    outcome_free(&quiet);
+    outcome_free(&loud);
+    outcome_free(&louder);
+}
+
+Test(run, counts_of_tokens_are_kept, .timeout = 60) {
+    static const int counts[] = {0, 1, 7};
+    for (int i = 0; i < 3; i++) {
+        outcome o = sheaf(GREEDY "-n %d -p Once --json --ignore-eos", counts[i]);
+        cJSON *j = expect_json(&o);
+        expect_int(cJSON_GetArraySize(expect_key(&o, j, "tokens", cJSON_Array)), counts[i]);
+        expect_text(expect_key(&o, j, "stop", cJSON_String)->valuestring, "length");
+        cJSON_Delete(j);
+        outcome_free(&o);
+    }
+    outcome none = sheaf(GREEDY "-n 0 -p Once");
+    expect_text(none.out, "\n");
+    outcome_free(&none);
+}
+
+Test(run, minus_one_goes_on_until_the_context_is_full, .timeout = 60) {
+    outcome o = sheaf(GREEDY "-n -1 -c 48 -p Once --json --ignore-eos");
+    cJSON *j = expect_json(&o);
+    int prompt = cJSON_GetArraySize(expect_key(&o, j, "prompt_tokens", cJSON_Array)),
+        reply = cJSON_GetArraySize(expect_key(&o, j, "tokens", cJSON_Array));
+    expect_text(expect_key(&o, j, "stop", cJSON_String)->valuestring, "length");
+    cr_assert(prompt + reply >= 48, "%d + %d tokens", prompt, reply);
+    cJSON_Delete(j);
+    outcome_free(&o);
+}
+
+Test(run, a_stop_string_ends_before_itself, .timeout = 60) {
+    outcome plain = sheaf(GREEDY "-n 24 -p 'Once upon a time'");
+    char stop[8] = "", words[64];
+    cr_assert(plain.out_n > 16, "\"%s\"", plain.out);
+    /* five characters out of the middle, whatever the tokens are */
+    memcpy(stop, plain.out + 9, 5);
+    const char *first = strstr(plain.out, stop);
+    snprintf(words, sizeof words, "--stop '%s'", stop);
+    cr_assert(!strchr(stop, '\'') && !strchr(stop, '\n'), "the reply cannot be quoted: \"%s\"", plain.out);
+    outcome o = sheaf(GREEDY "-n 24 -p 'Once upon a time' %s --json", words);
+    cJSON *j = expect_json(&o);
+    const char *text = expect_key(&o, j, "text", cJSON_String)->valuestring;
+    expect_text(expect_key(&o, j, "stop", cJSON_String)->valuestring, "stop");
+    cr_assert(strlen(text) == (size_t)(first - plain.out) && !strncmp(text, plain.out, strlen(text)), "\"%s\" of \"%s\" until \"%s\"",
+              text, plain.out, stop);
+    cJSON_Delete(j);
+    outcome_free(&o);
+    outcome_free(&plain);
+}
+
+/* --- sampling --- */
+
+Test(run, greedy_and_seeded_replies_repeat, .timeout = 60) {
+    static const char *const ways[] = {"--temp 0", "--temp 0 -t 1", "--temp 0.9 -s 42", "--temp 0.9 -s 43"};
+    char *text[4];
+    for (int i = 0; i < 4; i++) {
+        outcome a = sheaf("run -m " TINY " -q -n 32 -p Once %s", ways[i]), b = sheaf("run -m " TINY " -q -n 32 -p Once %s", ways[i]);
+        expect_code(a, 0);
+        expect_text(a.out, b.out);
+        text[i] = strdup(a.out);
+        outcome_free(&a);
+        outcome_free(&b);
+    }
+    expect_text(text[1], text[0]);
+    cr_assert(strcmp(text[2], text[3]), "two seeds gave the same 32 tokens: %s", text[2]);
+    for (int i = 0; i < 4; i++) free(text[i]);
+}
+
+Test(run, without_a_seed_replies_differ, .timeout = 60) {
+    outcome a = sheaf("run -m " TINY " -q -n 64 -p Once --temp 1.5"), b = sheaf("run -m " TINY " -q -n 64 -p Once --temp 1.5");
+    cr_assert(strcmp(a.out, b.out), "two random replies are the same: %s", a.out);
+    outcome_free(&a);
+    outcome_free(&b);
+}
+
+Test(run, many_devices_give_the_same_tokens_and_hash, .timeout = 120) {
+    static const char *const lists[] = {"cpu", "cpu/2", "cpu/3", "cpu/5"};
+    char *tokens = NULL, *hash = NULL;
+    for (int i = 0; i < 4; i++) {
+        outcome o = sheaf(GREEDY "-n 32 -p 'Once upon a time' --json --devices %s", lists[i]);
+        cJSON *j = expect_json(&o);
+        char *now = cJSON_PrintUnformatted(expect_key(&o, j, "tokens", cJSON_Array));
+        const char *h = expect_key(&o, j, "logits_hash", cJSON_String)->valuestring;
+        if (!tokens) {
+            tokens = strdup(now);
+            hash = strdup(h);
+        }
+        expect_text(now, tokens);
+        expect_text(h, hash);
+        cJSON_free(now);
+        cJSON_Delete(j);
+        outcome_free(&o);
+    }
+    free(tokens);
+    free(hash);
+}
+
+/* --- looking inside --- */
+
+Test(run, dumped_tensors_go_to_standard_error, .timeout = 60) {
+    outcome plain = sheaf(GREEDY "-n 3 -p Once"), o = sheaf("run -m " TINY " --temp 0 -n 3 -p Once --dump-tensors '^ffn_out-[02]$'"),
+            none = sheaf("run -m " TINY " --temp 0 -n 1 -p Once --dump-tensors nosuchtensor");
+    expect_code(o, 0);
+    expect_text(o.out, plain.out);
+    expect_says(o, "ffn_out-0");
+    expect_says(o, "ffn_out-2");
+    expect_says(o, "192 x 1");
+    expect_has_not(o, o.err, "ffn_out-1 ");
+    expect_code(none, 0);
+    expect_says(none, "nosuchtensor");
+    outcome_free(&plain);
+    outcome_free(&o);
+    outcome_free(&none);
+}
