@@ -6,9 +6,13 @@
  * f64 before one would add across a border. */
 #include "backends/cpu/kernels_avx2.h"
 
-enum { PIECE_LIMIT = 1024 };
+enum {
+    PIECE_LIMIT = 1024,
+    AHEAD = 16 * 1024, /* bytes of weights asked for before they are read */
+};
 
 typedef struct acc {
+    size_t ahead;   /* bytes from what is read to what memory is asked for */
     __m256 f[4][4]; /* [row][column] */
     __m256d d[4][4];
 } acc;
@@ -171,7 +175,7 @@ INLINE void blocks_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x
     UNROLL for (int c = 0; c < NC; c++) xs[c] = load_xgroup(x + (size_t)c * a->x_col, a->k, b, both, K);
     UNROLL for (int r = 0; r < R; r++) {
         const uint8_t *p = w + (size_t)r * a->w_row + b * block_bytes(K);
-        _mm_prefetch((const char *)p + (size_t)R * a->w_row, _MM_HINT_T0);
+        _mm_prefetch((const char *)p + s->ahead, _MM_HINT_T1);
         wgroup g = load_wgroup(p, both ? block_bytes(K) : 0, K);
         UNROLL for (int c = 0; c < NC; c++) {
             __m256 dot = _mm256_cvtepi32_ps(group_dot(&g, &xs[c], K));
@@ -185,7 +189,7 @@ INLINE void blocks_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x
 INLINE void bytes_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x, int64_t b, const int R, const int NC) {
     UNROLL for (int r = 0; r < R; r++) {
         const uint8_t *p = w + (size_t)r * a->w_row + b * 34;
-        _mm_prefetch((const char *)p + (size_t)R * a->w_row, _MM_HINT_T0);
+        _mm_prefetch((const char *)p + s->ahead, _MM_HINT_T1);
         __m256i q = _mm256_loadu_si256((const __m256i *)(p + 2));
         float d = _cvtsh_ss((unsigned short)half_word(p));
         UNROLL for (int c = 0; c < NC; c++) {
@@ -197,7 +201,7 @@ INLINE void bytes_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
     }
 }
 
-INLINE void blocks_rows(const cpu_mm *a, int64_t m, int64_t n, const int R, const int NC, const kind K,
+INLINE void blocks_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const int R, const int NC, const kind K,
                         const bool SEG) {
     const uint8_t *w = (const uint8_t *)a->w + (size_t)m * a->w_row;
     const char *x = (const char *)a->x + (size_t)n * a->x_col;
@@ -205,6 +209,7 @@ INLINE void blocks_rows(const cpu_mm *a, int64_t m, int64_t n, const int R, cons
     int64_t blocks = a->k / 32, b = 0;
     int64_t per_piece = a->segment % 64 == 0 ? segment_piece(a->segment, 64, PIECE_LIMIT) / 32 : step;
     acc s;
+    s.ahead = ahead;
     acc_zero(&s, R, NC, SEG);
     while (b + step <= blocks) {
         int64_t end = SEG && b + per_piece < blocks ? b + per_piece : blocks;
@@ -295,7 +300,7 @@ INLINE void super_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
         const uint8_t *p = w + (size_t)r * a->w_row + sb * block_bytes(K);
         wsuper g;
         UNROLL for (int i = 0; i < block_bytes(K); i += 64) {
-            _mm_prefetch((const char *)p + (size_t)R * a->w_row + i, _MM_HINT_T0);
+            _mm_prefetch((const char *)p + s->ahead + i, _MM_HINT_T1);
         }
         super_head(&g, p, K);
         UNROLL for (int i = 0; i < 8; i++) g.v[i] = codes32(p, i, K);
@@ -326,11 +331,13 @@ INLINE void super_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
     }
 }
 
-INLINE void super_rows(const cpu_mm *a, int64_t m, int64_t n, const int R, const int NC, const kind K, const bool SEG) {
+INLINE void super_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const int R, const int NC, const kind K,
+                       const bool SEG) {
     const uint8_t *w = (const uint8_t *)a->w + (size_t)m * a->w_row;
     const char *x = (const char *)a->x + (size_t)n * a->x_col;
     int64_t supers = a->k / 256, piece = SEG ? segment_piece(a->segment, 256, PIECE_LIMIT) / 256 : supers;
     acc s;
+    s.ahead = ahead;
     acc_zero(&s, R, NC, SEG);
     for (int64_t b = 0; b < supers;) {
         int64_t end = b + piece < supers ? b + piece : supers;
@@ -366,17 +373,19 @@ INLINE void float_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
     }
     UNROLL for (int r = 0; r < R; r++) {
         const uint8_t *p = w + (size_t)r * a->w_row;
-        _mm_prefetch((const char *)p + (size_t)R * a->w_row + (K == F32 ? 4 : 2) * k, _MM_HINT_T0);
+        _mm_prefetch((const char *)p + s->ahead + (K == F32 ? 4 : 2) * k, _MM_HINT_T1);
         __m256 v = left >= 8 ? load_weights(p, k, K) : load_weights_tail(p, k, left, K);
         UNROLL for (int c = 0; c < NC; c++) s->f[r][c] = _mm256_fmadd_ps(v, xs[c], s->f[r][c]);
     }
 }
 
-INLINE void float_rows(const cpu_mm *a, int64_t m, int64_t n, const int R, const int NC, const kind K, const bool SEG) {
+INLINE void float_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const int R, const int NC, const kind K,
+                       const bool SEG) {
     const uint8_t *w = (const uint8_t *)a->w + (size_t)m * a->w_row;
     const char *x = (const char *)a->x + (size_t)n * a->x_col;
     int64_t piece = SEG ? segment_piece(a->segment, 8, PIECE_LIMIT) : a->k;
     acc s;
+    s.ahead = ahead;
     acc_zero(&s, R, NC, SEG);
     for (int64_t k = 0; k < a->k;) {
         int64_t end = k + piece < a->k ? k + piece : a->k;
@@ -390,25 +399,36 @@ INLINE void float_rows(const cpu_mm *a, int64_t m, int64_t n, const int R, const
 
 /* --- the table ------------------------------------------------------------------------------------- */
 
-INLINE void rows(const cpu_mm *a, int64_t m, int64_t n, const int R, const int NC, const kind K, const bool SEG) {
+INLINE void rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const int R, const int NC, const kind K,
+                 const bool SEG) {
     if (K >= F32)
-        float_rows(a, m, n, R, NC, K, SEG);
+        float_rows(a, m, n, ahead, R, NC, K, SEG);
     else if (K >= Q4_K)
-        super_rows(a, m, n, R, NC, K, SEG);
+        super_rows(a, m, n, ahead, R, NC, K, SEG);
     else
-        blocks_rows(a, m, n, R, NC, K, SEG);
+        blocks_rows(a, m, n, ahead, R, NC, K, SEG);
+}
+
+/* Whole groups of R rows that are about AHEAD bytes: memory is asked for those while these are read, but for
+ * no row past m1, which is another thread's. */
+INLINE int64_t rows_ahead(const cpu_mm *a, const int R) {
+    size_t group = (size_t)R * a->w_row;
+    return group >= AHEAD || group == 0 ? R : (int64_t)(AHEAD / group) * R;
 }
 
 /* All rows for NC columns from n, R at a time and the rest one by one. */
+INLINE void sweep_rows(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n, const int R, const int NC, const kind K,
+                       const bool SEG) {
+    int64_t m = m0, next = rows_ahead(a, R);
+    for (; m + R <= m1; m += R) rows(a, m, n, m + next + R <= m1 ? (size_t)next * a->w_row : 0, R, NC, K, SEG);
+    for (; m < m1; m++) rows(a, m, n, 0, 1, NC, K, SEG);
+}
+
 INLINE void sweep(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n, const int R, const int NC, const kind K) {
-    int64_t m = m0;
-    if (a->segment) {
-        for (; m + R <= m1; m += R) rows(a, m, n, R, NC, K, true);
-        for (; m < m1; m++) rows(a, m, n, 1, NC, K, true);
-    } else {
-        for (; m + R <= m1; m += R) rows(a, m, n, R, NC, K, false);
-        for (; m < m1; m++) rows(a, m, n, 1, NC, K, false);
-    }
+    if (a->segment)
+        sweep_rows(a, m0, m1, n, R, NC, K, true);
+    else
+        sweep_rows(a, m0, m1, n, R, NC, K, false);
 }
 
 #define MUL(K)                                                                                                         \
