@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/sysinfo.h>
 
 /* --- the host ---------------------------------------------------------------------------------------- */
 
@@ -94,6 +95,11 @@ static void host_memory(size_t *total, size_t *free_bytes) {
         if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1) available = kb * 1024;
     }
     if (f) fclose(f);
+    struct sysinfo info;
+    if (!all && sysinfo(&info) == 0) { /* no /proc, or no descriptor left to read it: never "nothing is free" */
+        all = (unsigned long long)info.totalram * info.mem_unit;
+        available = (unsigned long long)(info.freeram + info.bufferram) * info.mem_unit;
+    }
     size_t limit, used;
     cpu_cgroup_self(self, sizeof self);
     cpu_cgroup_memory(sheaf_settings()->cgroup_root, self, &limit, &used);
@@ -314,7 +320,7 @@ static sheaf_status create_all(cpu_host *h, const planned *p, int n, const cpu_k
     return SHEAF_OK;
 }
 
-static sheaf_status choose_kernels(const sheaf_open_options *opts, const cpu_kernels **out) {
+sheaf_status cpu_choose_kernels(const sheaf_open_options *opts, const cpu_kernels **out) {
     const char *name = opts->cpu_level && *opts->cpu_level ? opts->cpu_level : sheaf_settings()->cpu_level;
     cpu_level level = cpu_level_best();
     sheaf_status s = *name ? cpu_level_from_name(name, &level) : SHEAF_OK;
@@ -357,7 +363,7 @@ sheaf_status cpu_devices_open(cpu_host *h, const sheaf_device_item *items, int n
     for (int i = 0; i < n_items; i++)
         total += (items[i].last - items[i].first + 1) * (items[i].parts ? items[i].parts : 1);
     if (opts->n_threads < 0) return sheaf_fail(SHEAF_E_ARGUMENT, "opening devices: %d threads", opts->n_threads);
-    sheaf_status s = choose_kernels(opts, &kernels);
+    sheaf_status s = cpu_choose_kernels(opts, &kernels);
     if (s) return s;
     planned *p = sheaf_calloc((size_t)total, sizeof *p);
     if (!p) return sheaf_fail(SHEAF_E_NO_MEMORY, "opening devices: no memory");

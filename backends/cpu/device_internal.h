@@ -61,6 +61,9 @@ bool cpu_is_mapped_type(const sheaf_buffer_type *t);
 sheaf_status cpu_team_acquire(cpu_device *d, cpu_team **out);
 void cpu_team_release(cpu_device *d);
 
+/* The kernels of the level that the options or, where they are silent, the settings ask for. */
+sheaf_status cpu_choose_kernels(const sheaf_open_options *opts, const cpu_kernels **out);
+
 sheaf_status cpu_queue_create(cpu_device *d, cpu_team *team, sheaf_queue **out);
 /* Posts a run; for the backend. */
 sheaf_status cpu_queue_run(sheaf_queue *q, cpu_program *p, void *const *addr, void *scratch);

@@ -78,11 +78,9 @@ static sheaf_status host_run(sheaf_backend *base, sheaf_prepared *p, void *const
     r.run = (cpu_run){.kernels = d->kernels, .addr = addr, .scratch = scratch, .counters = r.program->counters};
     r.n_threads = r.n_members = 0;
     if (b->n_teams) atomic_store(&b->spin_ns, atomic_load(&b->teams[0]->spin_ns));
-    if (borrow(b, &r) == 0) {
-        cpu_program_walk(r.program, &r.run, &r.barrier, 0, 1, d->scratch);
-        return SHEAF_OK;
-    }
+    if (borrow(b, &r) == 0) cpu_program_walk(r.program, &r.run, &r.barrier, 0, 1, d->scratch);
     for (int i = 0; i < r.n_members; i++) cpu_team_wait(r.member[i].team, r.member[i].ticket);
+    cpu_program_end(r.program);
     return SHEAF_OK;
 }
 
@@ -249,7 +247,15 @@ sheaf_status cpu_host_device_open(cpu_host *h, sheaf_device *const *members, int
                              .mapped_buffer_type = &d->mapped,
                              .numa = -1};
     take_members(d, members, n);
-    d->kernels = d->n_members ? d->members[0]->kernels : cpu_kernels_get(cpu_level_best());
+    sheaf_status s = SHEAF_OK;
+    if (d->n_members)
+        d->kernels = d->members[0]->kernels;
+    else
+        s = cpu_choose_kernels(&(sheaf_open_options){0}, &d->kernels);
+    if (s) {
+        host_free(&d->base);
+        return s;
+    }
     d->rows.rms_norm = d->kernels->rms_norm;
     d->mapped = (sheaf_buffer_type){.iface = &cpu_mapped_type_iface,
                                     .name = "host mapped",

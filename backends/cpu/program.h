@@ -82,8 +82,10 @@ typedef struct cpu_program {
 /* Compiles `g`. SHEAF_E_UNSUPPORTED names the first node that no kernel runs. */
 sheaf_status cpu_program_new(const sheaf_graph *g, const cpu_kernels *kernels, cpu_program **out);
 void cpu_program_free(cpu_program *p);
-/* Thread ith of nth walks the whole program; all nth must. The counters are zero again afterwards. */
-void cpu_program_walk(cpu_program *p, const cpu_run *r, cpu_barrier *b, int ith, int nth, char *thread_scratch);
+/* Thread ith of nth walks the whole program; all nth must. They do not meet at its end: whoever runs it
+ * must let them, and then one of them calls cpu_program_end before the next walk begins. */
+void cpu_program_walk(const cpu_program *p, const cpu_run *r, cpu_barrier *b, int ith, int nth, char *thread_scratch);
+void cpu_program_end(cpu_program *p);
 
 /* --- for the ops ------------------------------------------------------------------------------- */
 

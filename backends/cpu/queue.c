@@ -103,6 +103,10 @@ void cpu_command_execute(cpu_team *t, const cpu_command *c, unsigned seq, int i)
     }
 }
 
+void cpu_command_end(const cpu_command *c) {
+    if (c->kind == CPU_CMD_RUN) cpu_program_end(c->u.run.program);
+}
+
 /* --- posting --------------------------------------------------------------------------------------- */
 
 static sheaf_status post(cpu_queue *q, cpu_command c) {

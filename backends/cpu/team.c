@@ -63,6 +63,7 @@ static void *worker_main(void *arg) {
         bool quit = c->kind == CPU_CMD_QUIT; /* read before the barrier: after it the slot may be reused */
         cpu_command_execute(t, c, next, w->index);
         if (cpu_barrier_enter(&t->barrier)) {
+            cpu_command_end(c);
             cpu_word_set(&t->done, next + 1);
             cpu_barrier_release(&t->barrier);
         }

@@ -34,8 +34,8 @@ static inline void cpu_barrier_wait(cpu_barrier *b) {
 typedef struct cpu_team cpu_team;
 typedef struct cpu_command cpu_command;
 
-enum { CPU_RING = 1024 };                  /* commands that may wait; posting blocks beyond */
-enum { CPU_THREAD_SCRATCH = 1024 * 1024 }; /* bytes that each thread has for itself */
+enum { CPU_RING = 1024 };                 /* commands that may wait; posting blocks beyond */
+enum { CPU_THREAD_SCRATCH = 512 * 1024 }; /* bytes that each thread has for itself */
 
 typedef enum cpu_command_kind {
     CPU_CMD_RUN,    /* a prepared graph */
@@ -111,5 +111,7 @@ bool cpu_team_idle(cpu_team *t);
 void cpu_team_wait(cpu_team *t, unsigned ticket);
 /* Executes one command as thread i of the team; queue.c. `seq` is the command's number. */
 void cpu_command_execute(cpu_team *t, const cpu_command *c, unsigned seq, int i);
+/* What is left to do when all threads have executed it; the last of them calls this alone. */
+void cpu_command_end(const cpu_command *c);
 
 #endif
