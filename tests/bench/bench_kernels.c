@@ -1,6 +1,6 @@
 /* Speed of the matmul kernels on one thread, by level and type, beside a plain reader of memory.
  *
- *     bench-kernels [level|all] [type|all] [seconds per figure]
+ *     bench-kernels [level|all] [type|all] [seconds per figure] [elements of a row: 2048]
  *
  * Columns: `memory` is one column over weights larger than any cache, in GB/s of weights and as a
  * share of what the plain reader gets in the same second; `cache` the same over 1 MB; then Gop/s (two
@@ -12,7 +12,8 @@
 #include <string.h>
 #include <time.h>
 
-enum { K = 2048 };
+enum { MAX_K = 16384 };
+static int64_t K = 2048;
 static const size_t BIG = (size_t)192 << 20, SMALL = (size_t)1 << 20;
 static double seconds_each = 0.3;
 
@@ -75,31 +76,32 @@ static double pass_seconds(const bench *b, int64_t rows, int64_t n, int32_t segm
 
 static void bench_type(bench *b) {
     cpu_act act = b->t->mm[b->type].act;
+    if (K % sheaf_type_block(b->type) != 0) return;
     b->row = sheaf_row_bytes(b->type, K);
     b->x_col = cpu_act_bytes(act, K);
-    static float x[K];
+    static float x[MAX_K];
     for (int n = 0; n < 512; n++) {
         for (int i = 0; i < K; i++) x[i] = (float)((i * 7 + n * 13) % 255 - 127) / 64.0f;
         if (act == CPU_ACT_Q8)
             b->t->quantize_q8(x, b->x + (size_t)n * b->x_col, K);
         else
-            memcpy(b->x + (size_t)n * b->x_col, x, sizeof x);
+            memcpy(b->x + (size_t)n * b->x_col, x, (size_t)K * sizeof *x);
     }
     double read = read_speed(b->w, BIG);
     int64_t big = (int64_t)(BIG / b->row), small = (int64_t)(SMALL / b->row);
     double memory = (double)big * (double)b->row / pass_seconds(b, big, 1, 0) * 1e-9;
     double cache = (double)small * (double)b->row / pass_seconds(b, small, 1, 0) * 1e-9;
-    double cut = (double)small * (double)b->row / pass_seconds(b, small, 1, 256) * 1e-9;
+    double cut = (double)small * (double)b->row / pass_seconds(b, small, 1, K % 256 ? 64 : 256) * 1e-9;
     printf("%-9s %-7s %6.1f %5.0f%% %6.1f %6.1f |", b->t->name, sheaf_type_name(b->type), memory, 100 * memory / read,
            cache, cut);
     static const int columns[][2] = {{4, 0}, {16, 0}, {64, 0}, {512, 0}, {512, 64}, {512, 256}};
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
         int64_t rows = 256, n = columns[i][0];
-        if (columns[i][1] && columns[i][1] % sheaf_type_block(b->type) != 0) {
+        if (columns[i][1] && (columns[i][1] % sheaf_type_block(b->type) != 0 || K % columns[i][1] != 0)) {
             printf("        -");
             continue;
         }
-        printf(" %8.1f", 2.0 * (double)rows * K * (double)n / pass_seconds(b, rows, n, columns[i][1]) * 1e-9);
+        printf(" %8.1f", 2.0 * (double)rows * (double)K * (double)n / pass_seconds(b, rows, n, columns[i][1]) * 1e-9);
     }
     printf("\n");
     fflush(stdout);
@@ -111,8 +113,10 @@ int main(int argc, char **argv) {
                                        SHEAF_Q6_K, SHEAF_IQ4_NL, SHEAF_Q2_K, SHEAF_Q3_K};
     const char *level = argc > 1 ? argv[1] : "all", *type = argc > 2 ? argv[2] : "all";
     if (argc > 3) seconds_each = atof(argv[3]);
+    if (argc > 4) K = atoi(argv[4]);
+    if (K < 32 || K > MAX_K || K % 32 != 0) return 1;
     bench b = {.w = aligned_alloc(1 << 21, BIG),
-               .x = aligned_alloc(64, (size_t)512 * K * 4),
+               .x = aligned_alloc(64, (size_t)512 * (size_t)K * 4),
                .out = aligned_alloc(64, (size_t)8 << 20),
                .scratch = aligned_alloc(64, CPU_MM_SCRATCH)};
     if (!b.w || !b.x || !b.out || !b.scratch) return 1;
