@@ -64,32 +64,39 @@ typedef enum sheaf_comm_kind {
 
 /* Work done on each row of a finished allreduce while it is still in cache: out = sum + residual, and
  * norm_out = rms_norm(out) * weight. Only F32 results. */
-typedef struct sheaf_comm_epilogue { bool add, norm; float eps; } sheaf_comm_epilogue;
+typedef struct sheaf_comm_epilogue {
+    bool add, norm;
+    float eps;
+} sheaf_comm_epilogue;
 
 /* ALLGATHER: piece p of the row (elements [at[p], at[p] + length[p]) of each row) comes from world device
  * from[p] and lies at src_at[p] in that device's compact row of share[device] elements. */
-typedef struct sheaf_gather_piece { int64_t at, length, src_at; int32_t from; } sheaf_gather_piece;
+typedef struct sheaf_gather_piece {
+    int64_t at, length, src_at;
+    int32_t from;
+} sheaf_gather_piece;
 
 typedef struct sheaf_comm_desc {
     sheaf_comm_kind kind;
-    sheaf_type type;        /* of the addends or elements: F64, F32, F16, BF16, I32; an F64 allreduce gives F32 */
-    int64_t row;            /* elements of one row (token) of the result */
-    int64_t max_rows;       /* worst case; a post may have fewer */
-    int32_t root;           /* BROADCAST: world device; SEND/RECV: the peer */
-    const sheaf_gather_piece *pieces; int32_t n_pieces; /* ALLGATHER; copied */
-    const int64_t *share;   /* ALLGATHER: elements per row on each world device; copied */
+    sheaf_type type;  /* of the addends or elements: F64, F32, F16, BF16, I32; an F64 allreduce gives F32 */
+    int64_t row;      /* elements of one row (token) of the result */
+    int64_t max_rows; /* worst case; a post may have fewer */
+    int32_t root;     /* BROADCAST: world device; SEND/RECV: the peer */
+    const sheaf_gather_piece *pieces;
+    int32_t n_pieces;     /* ALLGATHER; copied */
+    const int64_t *share; /* ALLGATHER: elements per row on each world device; copied */
     sheaf_comm_epilogue epilogue;
-    uint64_t empty;         /* world devices whose addend is not computed: they contribute true zeros */
-    bool staged;            /* ALLREDUCE: every post's `in` is one of sheaf_comm_staging's slots: one meeting less */
-    const char *name;       /* tensor, for reports; copied */
+    uint64_t empty;   /* world devices whose addend is not computed: they contribute true zeros */
+    bool staged;      /* ALLREDUCE: every post's `in` is one of sheaf_comm_staging's slots: one meeting less */
+    const char *name; /* tensor, for reports; copied */
 } sheaf_comm_desc;
 
 typedef struct sheaf_comm_args {
-    const void *in;         /* this device's addend or compact shard; NULL if it contributes nothing */
-    void *out;              /* overlaps no device's `in`; may be `residual` itself */
+    const void *in; /* this device's addend or compact shard; NULL if it contributes nothing */
+    void *out;      /* overlaps no device's `in`; may be `residual` itself */
     int64_t rows;
-    const void *residual;   /* epilogue.add: F32, same shape as out */
-    const void *norm_weight;/* epilogue.norm: F32 {row} */
+    const void *residual;    /* epilogue.add: F32, same shape as out */
+    const void *norm_weight; /* epilogue.norm: F32 {row} */
     void *norm_out;
 } sheaf_comm_args;
 
@@ -124,13 +131,18 @@ SHEAF_API void sheaf_comm_cancel(sheaf_comm *c);
 /* Forgets a failure. Nothing in flight; collective over ranks. */
 SHEAF_API sheaf_status sheaf_comm_reset(sheaf_comm *c);
 
-typedef struct sheaf_comm_stats { uint64_t posts, bytes, wait_ns, reduce_ns; } sheaf_comm_stats;
+typedef struct sheaf_comm_stats {
+    uint64_t posts, bytes, wait_ns, reduce_ns;
+} sheaf_comm_stats;
 SHEAF_API sheaf_comm_stats sheaf_comm_stats_of(const sheaf_comm *c, int i);
 
 /* --- engines ------------------------------------------------------------------------------------------ */
 
 /* Listed in one table (engines.c): name, what it needs, does it keep the canonical order. */
-typedef struct sheaf_engine_info { const char *name, *description; bool exact; } sheaf_engine_info;
+typedef struct sheaf_engine_info {
+    const char *name, *description;
+    bool exact;
+} sheaf_engine_info;
 SHEAF_API bool sheaf_engine_row(int i, sheaf_engine_info *out);
 /* The engine that serves this op, and why it was chosen. */
 SHEAF_API const char *sheaf_comm_op_engine(const sheaf_comm_op *op, const char **reason);
