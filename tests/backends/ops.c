@@ -461,7 +461,39 @@ Test(ops, products, .timeout = 300) {
     run_table(cases, n);
 }
 
-/* Case C20: no row or column is lost at the tail of a tile. */
+/* Case C20: no row or column is lost at the tail of a tile. One graph holds the product of every m rows with
+ * every n columns of the same matrices, so that the largest one's reference serves all. */
+enum { TAILS = 40 };
+
+static void check_tails(workbench *w, const char *level, sheaf_type type, int64_t k) {
+    static sheaf_tensor *node[TAILS + 1][TAILS + 1];
+    static double expected[TAILS * TAILS];
+    sheaf_graph *g;
+    cr_assert_eq(workbench_clear(w), SHEAF_OK, "%s", sheaf_error());
+    sheaf_tensor *a = sheaf_new_2d(w->arena, type, k, TAILS), *x = sheaf_new_2d(w->arena, SHEAF_F32, k, TAILS);
+    cr_assert_eq(sheaf_graph_new(w->arena, 8192, &g), SHEAF_OK, "%s", sheaf_error());
+    for (int64_t m = 1; m <= TAILS; m++)
+        for (int64_t n = 1; n <= TAILS; n++) {
+            node[m][n] = sheaf_mul_mat(w->arena, sheaf_view_2d(w->arena, a, k, m, a->nb[1], 0),
+                                       sheaf_view_2d(w->arena, x, k, n, x->nb[1], 0));
+            cr_assert_eq(sheaf_graph_expand(g, node[m][n]), SHEAF_OK, "%s", sheaf_error());
+        }
+    cr_assert_eq(sheaf_graph_seal(g), SHEAF_OK, "%s", sheaf_error());
+    cr_assert_eq(workbench_place(w, 4321), SHEAF_OK, "%s", sheaf_error());
+    reference_eval(node[TAILS][TAILS], expected);
+    cr_assert_eq(sheaf_backend_compute(w->backend, g), SHEAF_OK, "%s", sheaf_error());
+    double largest = 1, bound = product_bound(type);
+    for (int i = 0; i < TAILS * TAILS; i++) largest = fmax(largest, fabs(expected[i]));
+    for (int64_t m = 1; m <= TAILS; m++)
+        for (int64_t n = 1; n <= TAILS; n++)
+            for (int64_t i = 0; i < m * n; i++) {
+                double e = expected[i / m * TAILS + i % m], got = (double)((float *)node[m][n]->data)[i];
+                if (fabs(got - e) / largest <= bound) continue;
+                cr_assert(false, "%s %s m %d n %d k %d, row %d column %d: %g, expected %g", level,
+                          sheaf_type_name(type), (int)m, (int)n, (int)k, (int)(i % m), (int)(i / m), got, e);
+            }
+}
+
 Test(ops, tails_of_small_products, .timeout = 300) {
     static const int64_t lengths[] = {1, 31, 32, 33, 64, 256};
     static const sheaf_type types[] = {SHEAF_F32,  SHEAF_F16,  SHEAF_BF16, SHEAF_Q4_0, SHEAF_Q4_1,
@@ -470,26 +502,66 @@ Test(ops, tails_of_small_products, .timeout = 300) {
         workbench w;
         cr_assert_eq(workbench_open(&w, "cpu", 2, *level), SHEAF_OK, "%s", sheaf_error());
         for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
-            for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
-                if (lengths[k] % sheaf_type_block(types[t])) continue;
-                for (int64_t m = 1; m <= 40; m++)
-                    for (int64_t n = 1; n <= 40; n += m % 8 == 1 ? 1 : 7) { /* all n at some m, some n at all m */
-                        char name[64];
-                        uint8_t *bytes;
-                        size_t size;
-                        snprintf(name, sizeof name, "%s m %d n %d k %d", sheaf_type_name(types[t]), (int)m, (int)n,
-                                 (int)lengths[k]);
-                        op_case c = {.name = name,
-                                     .build = mul_mat,
-                                     .bound = product_bound(types[t]),
-                                     .type = types[t],
-                                     .m = m,
-                                     .n = n,
-                                     .k = lengths[k]};
-                        run_case(&w, &c, *level, &bytes, &size);
-                        free(bytes);
-                    }
-            }
+            for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++)
+                if (lengths[k] % sheaf_type_block(types[t]) == 0) check_tails(&w, *level, types[t], lengths[k]);
         workbench_close(&w);
     }
+}
+
+/* --- what no kernel does
+ * ---------------------------------------------------------------------------------------------- */
+
+static sheaf_tensor *i8_scale(sheaf_arena *a) {
+    sheaf_tensor *t = sheaf_scale(a, sheaf_new_1d(a, SHEAF_F32, 8), 1, 0);
+    t->src[0] = sheaf_new_1d(a, SHEAF_I8, 8);
+    return t;
+}
+static sheaf_tensor *long_row_times(sheaf_arena *a) {
+    return sheaf_mul_mat(a, sheaf_new_2d(a, SHEAF_F32, 1 << 20, 1), sheaf_new_2d(a, SHEAF_F32, 1 << 20, 1));
+}
+static sheaf_tensor *head_outside(sheaf_arena *a) {
+    sheaf_tensor *k = sheaf_new_3d(a, SHEAF_F32, 8, 4, 1);
+    sheaf_tensor *t = sheaf_attention(a, sheaf_new_3d(a, SHEAF_F32, 8, 1, 2), k, k, NULL, NULL, 1, 0, 0);
+    t->params.attention.n_head = 8;
+    t->params.attention.n_kv = 2;
+    t->params.attention.q_head0 = 4; /* reads KV head 1: only head 0 is here */
+    return t;
+}
+static sheaf_tensor *ids_of_another_type(sheaf_arena *a) {
+    sheaf_tensor *t = sheaf_get_rows(a, sheaf_new_2d(a, SHEAF_F32, 8, 4), sheaf_new_1d(a, SHEAF_I32, 2));
+    t->src[1] = sheaf_new_1d(a, SHEAF_F32, 2);
+    return t;
+}
+static sheaf_tensor *kind_outside(sheaf_arena *a) {
+    sheaf_tensor *t = sheaf_unary_op(a, sheaf_new_1d(a, SHEAF_F32, 8), SHEAF_UNARY_RELU);
+    t->params.unary.kind = 99;
+    return t;
+}
+static sheaf_tensor *op_outside(sheaf_arena *a) {
+    sheaf_tensor *t = sheaf_scale(a, sheaf_new_1d(a, SHEAF_F32, 8), 1, 0);
+    t->op = (sheaf_op)77;
+    return t;
+}
+static sheaf_tensor *encode_nothing(sheaf_arena *a) {
+    return sheaf_cpy(a, sheaf_new_1d(a, SHEAF_F32, 256), sheaf_new_1d(a, SHEAF_IQ4_XS, 256));
+}
+
+/* A device says no, and preparing what it said no to is a clean error that names the node. */
+Test(ops, refuse_what_no_kernel_does, .timeout = 30) {
+    static sheaf_tensor *(*const rows[])(sheaf_arena *) = {
+        i8_scale, long_row_times, head_outside, ids_of_another_type, kind_outside, op_outside, encode_nothing};
+    workbench w;
+    cr_assert_eq(workbench_open(&w, "cpu", 1, ""), SHEAF_OK, "%s", sheaf_error());
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        sheaf_graph *g;
+        sheaf_prepared *p;
+        cr_assert_eq(workbench_clear(&w), SHEAF_OK, "%s", sheaf_error());
+        sheaf_tensor *t = sheaf_set_name(rows[i](w.arena), "odd");
+        cr_assert_eq(workbench_graph(&w, t, &g), SHEAF_OK, "row %zu: %s", i, sheaf_error());
+        cr_assert(!sheaf_device_supports_op(w.device, t), "row %zu: said to be supported", i);
+        sheaf_status s = sheaf_backend_prepare(w.backend, g, &p);
+        cr_assert_eq(s, SHEAF_E_UNSUPPORTED, "row %zu: %s", i, sheaf_status_name(s));
+        cr_assert(strstr(sheaf_error(), "odd"), "row %zu: %s", i, sheaf_error());
+    }
+    workbench_close(&w);
 }
