@@ -11,40 +11,48 @@ enum {
     AHEAD = 16 * 1024, /* bytes of weights asked for before they are read */
 };
 
+/* Element e = row * NC + column of the register block. Four elements fold into one vector (four lanes of a block
+ * are one sum) before they become f64, so that emptying costs a quarter. */
 typedef struct acc {
-    size_t ahead;   /* bytes from what is read to what memory is asked for */
-    __m256 f[4][4]; /* [row][column] */
-    __m256d d[4][4];
+    size_t ahead; /* bytes from what is read to what memory is asked for */
+    __m256 f[4];
+    __m256d d; /* by element */
 } acc;
 
-INLINE void acc_zero(acc *s, const int R, const int NC, const bool SEG) {
-    UNROLL for (int r = 0; r < R; r++) {
-        UNROLL for (int c = 0; c < NC; c++) {
-            s->f[r][c] = _mm256_setzero_ps();
-            if (SEG) s->d[r][c] = _mm256_setzero_pd();
-        }
-    }
+INLINE void acc_zero(acc *s) {
+    UNROLL for (int e = 0; e < 4; e++) s->f[e] = _mm256_setzero_ps();
+    s->d = _mm256_setzero_pd();
 }
 
-/* The two halves are added to each other in f64: nothing is lost that f32 would lose. */
-INLINE void acc_flush(acc *s, const int R, const int NC) {
-    UNROLL for (int r = 0; r < R; r++) {
-        UNROLL for (int c = 0; c < NC; c++) {
-            s->d[r][c] = _mm256_add_pd(s->d[r][c], _mm256_add_pd(low_f64(s->f[r][c]), high_f64(s->f[r][c])));
-            s->f[r][c] = _mm256_setzero_ps();
-        }
-    }
+/* In each 128-bit lane: the four elements' sums of that lane. What is not there is zero, and what is there is added in
+ * the same way. */
+INLINE __m256 acc_fold(const acc *s) {
+    __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(s->f[0], s->f[1]), _mm256_unpackhi_ps(s->f[0], s->f[1]));
+    __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(s->f[2], s->f[3]), _mm256_unpackhi_ps(s->f[2], s->f[3]));
+    __m256 lo = _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(ab), _mm256_castps_pd(cd)));
+    __m256 hi = _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(ab), _mm256_castps_pd(cd)));
+    return _mm256_add_ps(lo, hi);
+}
+
+/* The two halves are added to each other in f64: they may belong to different segments. */
+INLINE void acc_flush(acc *s) {
+    __m256 x = acc_fold(s);
+    s->d = _mm256_add_pd(s->d, _mm256_add_pd(low_f64(x), high_f64(x)));
+    UNROLL for (int e = 0; e < 4; e++) s->f[e] = _mm256_setzero_ps();
 }
 
 INLINE void acc_store(const cpu_mm *a, const acc *s, int64_t m, int64_t n, const int R, const int NC, const bool SEG) {
+    double sum[4];
+    __m256 x = acc_fold(s);
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    _mm256_storeu_pd(sum, SEG ? s->d : _mm256_cvtps_pd(y));
     UNROLL for (int c = 0; c < NC; c++) {
         char *out = (char *)a->out + (size_t)(n + c) * a->out_col;
         UNROLL for (int r = 0; r < R; r++) {
-            double sum = SEG ? sum_lanes_f64(s->d[r][c]) : (double)sum_lanes(s->f[r][c]);
             if (a->out_f64)
-                ((double *)out)[m + r] = sum;
+                ((double *)out)[m + r] = sum[r * NC + c];
             else
-                ((float *)out)[m + r] = (float)sum;
+                ((float *)out)[m + r] = (float)sum[r * NC + c];
         }
     }
 }
@@ -179,8 +187,8 @@ INLINE void blocks_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x
         wgroup g = load_wgroup(p, both ? block_bytes(K) : 0, K);
         UNROLL for (int c = 0; c < NC; c++) {
             __m256 dot = _mm256_cvtepi32_ps(group_dot(&g, &xs[c], K));
-            s->f[r][c] = _mm256_fmadd_ps(dot, _mm256_mul_ps(g.d, xs[c].d), s->f[r][c]);
-            if (has_min(K)) s->f[r][c] = _mm256_fmadd_ps(g.m, xs[c].s, s->f[r][c]);
+            s->f[r * NC + c] = _mm256_fmadd_ps(dot, _mm256_mul_ps(g.d, xs[c].d), s->f[r * NC + c]);
+            if (has_min(K)) s->f[r * NC + c] = _mm256_fmadd_ps(g.m, xs[c].s, s->f[r * NC + c]);
         }
     }
 }
@@ -196,7 +204,7 @@ INLINE void bytes_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
             const char *col = x + (size_t)c * a->x_col;
             __m256i v = _mm256_loadu_si256((const __m256i *)(col + 32 * b));
             __m256 scale = _mm256_set1_ps(d * ((const float *)(col + cpu_act_scales_at(a->k)))[b]);
-            s->f[r][c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_signed(q, v)), scale, s->f[r][c]);
+            s->f[r * NC + c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_signed(q, v)), scale, s->f[r * NC + c]);
         }
     }
 }
@@ -210,7 +218,7 @@ INLINE void blocks_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, con
     int64_t per_piece = a->segment % 64 == 0 ? segment_piece(a->segment, 64, PIECE_LIMIT) / 32 : step;
     acc s;
     s.ahead = ahead;
-    acc_zero(&s, R, NC, SEG);
+    acc_zero(&s);
     while (b + step <= blocks) {
         int64_t end = SEG && b + per_piece < blocks ? b + per_piece : blocks;
         for (; b + step <= end; b += step) {
@@ -219,11 +227,11 @@ INLINE void blocks_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, con
             else
                 blocks_step(a, &s, w, x, b, true, R, NC, K);
         }
-        if (SEG) acc_flush(&s, R, NC);
+        if (SEG) acc_flush(&s);
     }
     if (b < blocks) {
         blocks_step(a, &s, w, x, b, false, R, NC, K);
-        if (SEG) acc_flush(&s, R, NC);
+        if (SEG) acc_flush(&s);
     }
     acc_store(a, &s, m, n, R, NC, SEG);
 }
@@ -306,7 +314,8 @@ INLINE void super_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
         UNROLL for (int i = 0; i < 8; i++) g.v[i] = codes32(p, i, K);
         UNROLL for (int c = 0; c < NC; c++) {
             const char *col = x + (size_t)c * a->x_col, *q = col + 256 * sb;
-            __m256 dx = _mm256_loadu_ps((const float *)(col + cpu_act_scales_at(a->k)) + 8 * sb), f = s->f[r][c], d[2];
+            __m256 dx = _mm256_loadu_ps((const float *)(col + cpu_act_scales_at(a->k)) + 8 * sb), f = s->f[r * NC + c],
+                   d[2];
             const int32_t *n16 = (const int32_t *)(col + cpu_act_n16_at(a->k)) + 16 * sb;
             if (K == Q6_K) {
                 d[0] = _mm256_mul_ps(g.d[0], _mm256_permutevar8x32_ps(dx, twice_lo));
@@ -326,7 +335,7 @@ INLINE void super_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
             if (K != Q6_K) {
                 f = _mm256_fnmadd_ps(g.m, _mm256_loadu_ps((const float *)(col + cpu_act_sums_at(a->k)) + 8 * sb), f);
             }
-            s->f[r][c] = f;
+            s->f[r * NC + c] = f;
         }
     }
 }
@@ -338,11 +347,11 @@ INLINE void super_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, cons
     int64_t supers = a->k / 256, piece = SEG ? segment_piece(a->segment, 256, PIECE_LIMIT) / 256 : supers;
     acc s;
     s.ahead = ahead;
-    acc_zero(&s, R, NC, SEG);
+    acc_zero(&s);
     for (int64_t b = 0; b < supers;) {
         int64_t end = b + piece < supers ? b + piece : supers;
         for (; b < end; b++) super_step(a, &s, w, x, b, R, NC, K);
-        if (SEG) acc_flush(&s, R, NC);
+        if (SEG) acc_flush(&s);
     }
     acc_store(a, &s, m, n, R, NC, SEG);
 }
@@ -375,7 +384,7 @@ INLINE void float_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
         const uint8_t *p = w + (size_t)r * a->w_row;
         _mm_prefetch((const char *)p + s->ahead + (K == F32 ? 4 : 2) * k, _MM_HINT_T1);
         __m256 v = left >= 8 ? load_weights(p, k, K) : load_weights_tail(p, k, left, K);
-        UNROLL for (int c = 0; c < NC; c++) s->f[r][c] = _mm256_fmadd_ps(v, xs[c], s->f[r][c]);
+        UNROLL for (int c = 0; c < NC; c++) s->f[r * NC + c] = _mm256_fmadd_ps(v, xs[c], s->f[r * NC + c]);
     }
 }
 
@@ -386,13 +395,13 @@ INLINE void float_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, cons
     int64_t piece = SEG ? segment_piece(a->segment, 8, PIECE_LIMIT) : a->k;
     acc s;
     s.ahead = ahead;
-    acc_zero(&s, R, NC, SEG);
+    acc_zero(&s);
     for (int64_t k = 0; k < a->k;) {
         int64_t end = k + piece < a->k ? k + piece : a->k;
         for (; k + 8 <= end; k += 8) float_step(a, &s, w, x, k, 8, R, NC, K);
         if (k < end) float_step(a, &s, w, x, k, end - k, R, NC, K);
         k = end;
-        if (SEG) acc_flush(&s, R, NC);
+        if (SEG) acc_flush(&s);
     }
     acc_store(a, &s, m, n, R, NC, SEG);
 }

@@ -20,15 +20,13 @@ INLINE __mmask16 mask16(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__m
 INLINE __m512d low_f64(__m512 x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 INLINE __m512d high_f64(__m512 x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
 
-/* Sums of four vectors, each in its own lane; the tree is the same for all four. */
-INLINE __m128 sum4(__m512 a, __m512 b, __m512 c, __m512 d) {
+/* Four vectors added up within each 128-bit lane: lane l of the result holds the four sums of their lanes l. */
+INLINE __m512 fold4(__m512 a, __m512 b, __m512 c, __m512 d) {
     __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
     __m512 lo = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd)));
     __m512 hi = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd)));
-    __m512 x = _mm512_add_ps(lo, hi);
-    __m256 y = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+    return _mm512_add_ps(lo, hi);
 }
 
 INLINE double sum_lanes_f64(__m512d x) {

@@ -17,46 +17,57 @@ enum {
     AHEAD = 16 * 1024, /* bytes of weights asked for before they are read */
 };
 
+/* Element e = row * NC + column of the register block. Four elements fold into one vector (four lanes of a block
+ * are one sum) before they become f64, so that emptying costs a quarter. */
 typedef struct acc {
-    size_t ahead;   /* bytes from what is read to what memory is asked for */
-    __m512 f[4][4]; /* [row][column] */
-    __m512d lo[4][4], hi[4][4];
+    size_t ahead; /* bytes from what is read to what memory is asked for */
+    __m512 f[8];
+    __m512d lo[2], hi[2]; /* four elements each: [128-bit lane of f][element] */
 } acc;
 
 INLINE void acc_zero(acc *s, const int R, const int NC, const bool SEG) {
-    UNROLL for (int r = 0; r < R; r++) {
-        UNROLL for (int c = 0; c < NC; c++) {
-            s->f[r][c] = _mm512_setzero_ps();
-            if (SEG) s->lo[r][c] = s->hi[r][c] = _mm512_setzero_pd();
-        }
+    UNROLL for (int e = 0; e < R * NC; e++) s->f[e] = _mm512_setzero_ps();
+    UNROLL for (int q = 0; q < 2; q++) {
+        if (SEG) s->lo[q] = s->hi[q] = _mm512_setzero_pd();
     }
+}
+
+/* Elements 4q..4q+3, zeros for those that are not there: what is there is added in the same way. */
+INLINE __m512 acc_fold(const acc *s, const int q, const int E) {
+    const __m512 z = _mm512_setzero_ps();
+    return fold4(s->f[4 * q], 4 * q + 1 < E ? s->f[4 * q + 1] : z, 4 * q + 2 < E ? s->f[4 * q + 2] : z,
+                 4 * q + 3 < E ? s->f[4 * q + 3] : z);
 }
 
 INLINE void acc_flush(acc *s, const int R, const int NC) {
-    UNROLL for (int r = 0; r < R; r++) {
-        UNROLL for (int c = 0; c < NC; c++) {
-            s->lo[r][c] = _mm512_add_pd(s->lo[r][c], low_f64(s->f[r][c]));
-            s->hi[r][c] = _mm512_add_pd(s->hi[r][c], high_f64(s->f[r][c]));
-            s->f[r][c] = _mm512_setzero_ps();
-        }
+    UNROLL for (int q = 0; q < (R * NC + 3) / 4; q++) {
+        __m512 x = acc_fold(s, q, R * NC);
+        s->lo[q] = _mm512_add_pd(s->lo[q], low_f64(x));
+        s->hi[q] = _mm512_add_pd(s->hi[q], high_f64(x));
     }
+    UNROLL for (int e = 0; e < R * NC; e++) s->f[e] = _mm512_setzero_ps();
 }
 
 INLINE void acc_store(const cpu_mm *a, const acc *s, int64_t m, int64_t n, const int R, const int NC, const bool SEG) {
+    double sum[8];
+    UNROLL for (int q = 0; q < (R * NC + 3) / 4; q++) {
+        if (SEG) {
+            __m512d x = _mm512_add_pd(s->lo[q], s->hi[q]);
+            _mm256_storeu_pd(sum + 4 * q, _mm256_add_pd(_mm512_castpd512_pd256(x), _mm512_extractf64x4_pd(x, 1)));
+        } else {
+            __m512 x = acc_fold(s, q, R * NC);
+            __m256 y = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+            __m128 z = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+            _mm256_storeu_pd(sum + 4 * q, _mm256_cvtps_pd(z));
+        }
+    }
     UNROLL for (int c = 0; c < NC; c++) {
         char *out = (char *)a->out + (size_t)(n + c) * a->out_col;
-        float f32[4];
-        if (!SEG) {
-            __m512 z = _mm512_setzero_ps();
-            _mm_storeu_ps(f32,
-                          sum4(s->f[0][c], R > 1 ? s->f[1][c] : z, R > 2 ? s->f[2][c] : z, R > 3 ? s->f[3][c] : z));
-        }
         UNROLL for (int r = 0; r < R; r++) {
-            double sum = SEG ? sum_lanes_f64(_mm512_add_pd(s->lo[r][c], s->hi[r][c])) : (double)f32[r];
             if (a->out_f64)
-                ((double *)out)[m + r] = sum;
+                ((double *)out)[m + r] = sum[r * NC + c];
             else
-                ((float *)out)[m + r] = (float)sum;
+                ((float *)out)[m + r] = (float)sum[r * NC + c];
         }
     }
 }
@@ -115,6 +126,26 @@ INLINE __m512i load4(const uint8_t *p, const int o[4]) {
     z = _mm512_inserti32x4(z, _mm_loadu_si128((const __m128i *)(p + o[1])), 1);
     z = _mm512_inserti32x4(z, _mm_loadu_si128((const __m128i *)(p + o[2])), 2);
     return _mm512_inserti32x4(z, _mm_loadu_si128((const __m128i *)(p + o[3])), 3);
+}
+
+/* The same for the codes of four short blocks that follow one another: one load and a shuffle of words reach all
+ * but the end of the fourth block. */
+INLINE __m512i nibbles4(const uint8_t *p, const int bytes) {
+    const int w = bytes / 2, s = w - 8; /* words of a block, first word of codes */
+    __m512i pick = _mm512_set_epi16(
+        0, 0, 0, 0, (short)(s + 3 * w + 3), (short)(s + 3 * w + 2), (short)(s + 3 * w + 1), (short)(s + 3 * w),
+        (short)(s + 2 * w + 7), (short)(s + 2 * w + 6), (short)(s + 2 * w + 5), (short)(s + 2 * w + 4),
+        (short)(s + 2 * w + 3), (short)(s + 2 * w + 2), (short)(s + 2 * w + 1), (short)(s + 2 * w), (short)(s + w + 7),
+        (short)(s + w + 6), (short)(s + w + 5), (short)(s + w + 4), (short)(s + w + 3), (short)(s + w + 2),
+        (short)(s + w + 1), (short)(s + w), (short)(s + 7), (short)(s + 6), (short)(s + 5), (short)(s + 4),
+        (short)(s + 3), (short)(s + 2), (short)(s + 1), (short)s);
+    __m512i q = _mm512_permutexvar_epi16(pick, _mm512_loadu_si512(p));
+    if (bytes == 18) {
+        int64_t end;
+        memcpy(&end, p + 64, 8);
+        return _mm512_mask_set1_epi64(q, 0x80, end);
+    }
+    return _mm512_mask_broadcast_i32x4(q, 0xf000, _mm_loadu_si128((const __m128i *)(p + 64)));
 }
 
 INLINE uint32_t word(const uint8_t *p) {
@@ -183,7 +214,7 @@ INLINE wgroup load_wgroup(const uint8_t *p, const int o[4], const bool full, con
         g.hi = _mm512_xor_si512(load4(p + 18, o), flip);
         return g;
     }
-    __m512i q = load4(p + block_bytes(K) - 16, o);
+    __m512i q = full && block_bytes(K) <= 20 ? nibbles4(p, block_bytes(K)) : load4(p + block_bytes(K) - 16, o);
     g.lo = _mm512_and_si512(q, low);
     g.hi = _mm512_and_si512(_mm512_srli_epi16(q, 4), low);
     if (K == Q5_0) fifth_bits(&g, p + 2, o);
@@ -212,8 +243,8 @@ INLINE void blocks_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x
         UNROLL for (int c = 0; c < NC; c++) {
             __m512i dot = _mm512_dpbusd_epi32(xs[c].start, g.lo, xs[c].lo);
             dot = _mm512_dpbusd_epi32(dot, g.hi, xs[c].hi);
-            s->f[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(g.d, xs[c].d), s->f[r][c]);
-            if (has_min(K)) s->f[r][c] = _mm512_fmadd_ps(g.m, xs[c].s, s->f[r][c]);
+            s->f[r * NC + c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(g.d, xs[c].d), s->f[r * NC + c]);
+            if (has_min(K)) s->f[r * NC + c] = _mm512_fmadd_ps(g.m, xs[c].s, s->f[r * NC + c]);
         }
     }
 }
@@ -370,13 +401,13 @@ INLINE void super_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
         if (K == Q5_K) load_q5_k(&g, p);
         if (K == Q6_K) load_q6_k(&g, p);
         UNROLL for (int c = 0; c < NC; c++) {
-            __m512 scale = _mm512_mul_ps(g.d, xs[c].d), f = s->f[r][c];
+            __m512 scale = _mm512_mul_ps(g.d, xs[c].d), f = s->f[r * NC + c];
             UNROLL for (int i = 0; i < 4; i++) {
                 __m512 dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(xs[c].start[i], g.v[i], xs[c].v[i]));
                 f = _mm512_fmadd_ps(dot, _mm512_permutexvar_ps(lane_scale(i, K), scale), f);
             }
             if (K != Q6_K) f = _mm512_fnmadd_ps(g.m, xs[c].s, f);
-            s->f[r][c] = f;
+            s->f[r * NC + c] = f;
         }
     }
 }
@@ -414,7 +445,7 @@ INLINE void float_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
         const uint8_t *p = w + (size_t)r * a->w_row;
         _mm_prefetch((const char *)p + s->ahead + (K == F32 ? 4 : 2) * k, _MM_HINT_T1);
         __m512 v = load_weights(p, k, some, K);
-        UNROLL for (int c = 0; c < NC; c++) s->f[r][c] = _mm512_fmadd_ps(v, xs[c], s->f[r][c]);
+        UNROLL for (int c = 0; c < NC; c++) s->f[r * NC + c] = _mm512_fmadd_ps(v, xs[c], s->f[r * NC + c]);
     }
 }
 

@@ -259,15 +259,20 @@ static void load_float_tile(tile *t, const cpu_mm *a, sheaf_type type, int64_t m
 
 /* --- driver ----------------------------------------------------------------------------------------- */
 
+/* Where a row's sum goes: f32 or f64 results, from f32 or f64 sums. */
 static void store_column(const cpu_mm *a, const tile *t, int64_t column, char *out, int64_t m, int rows) {
     const double *f64 = t->sum.f64[column];
     const float *f32 = t->sum.f32[column];
-    for (int r = 0; r < rows; r++) {
-        if (a->out_f64)
-            ((double *)out)[m + r] = a->segment ? f64[r] : (double)f32[r];
-        else
-            ((float *)out)[m + r] = a->segment ? (float)f64[r] : f32[r];
+    if (a->out_f64) {
+        for (int r = 0; r < rows; r++) ((double *)out)[m + r] = a->segment ? f64[r] : (double)f32[r];
+        return;
     }
+    float *to = (float *)out + m;
+    if (!a->segment) {
+        memcpy(to, f32, (size_t)rows * sizeof *to);
+        return;
+    }
+    for (int r = 0; r < rows; r++) to[r] = (float)f64[r];
 }
 
 /* Tile by tile down the rows, along k, across the columns. `type` NULL: through f32. */
