@@ -59,7 +59,10 @@ static double *addend(int device, int64_t count, int round) {
     double *v = sheaf_malloc((size_t)count * 8);
     uint64_t seed = (uint64_t)(device * 1000 + round);
     /* wide exponents: any other order of addition would show */
-    for (int64_t e = 0; e < count; e++) v[e] = next_unit(&seed) * (double)(1ull << (next_random(&seed) % 50));
+    for (int64_t e = 0; e < count; e++) {
+        v[e] = next_unit(&seed);
+        v[e] *= (double)(1ull << (next_random(&seed) % 50));
+    }
     return v;
 }
 

@@ -37,7 +37,8 @@ static double odd_value(uint64_t *seed, double fair) {
 
 static void fill(sheaf_type t, void *to, int64_t n, uint64_t seed, bool odd) {
     for (int64_t e = 0; e < n; e++) {
-        double v = next_unit(&seed) * (double)(1 << (next_random(&seed) % 12));
+        double v = next_unit(&seed);
+        v *= (double)(1 << (next_random(&seed) % 12));
         if (odd) v = odd_value(&seed, v);
         float f = (float)v;
         switch (t) {
