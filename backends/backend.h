@@ -9,7 +9,7 @@
  *     sheaf_registry_new(&reg);
  *     sheaf_devices_open(reg, "cpu/2", &opts, devs, 8, &n);       // two devices, own cores and threads
  *     sheaf_backend_new(devs[0], &be);
- *     sheaf_buffer_alloc(sheaf_device_buffer_type(devs[0]), bytes, SHEAF_USAGE_COMPUTE, &buf);
+ *     sheaf_buffer_alloc(devs[0]->buffer_type, bytes, SHEAF_USAGE_COMPUTE, &buf);
  *     sheaf_backend_prepare(be, graph, &prep);
  *     sheaf_backend_run(be, prep, addr, scratch, queue);  sheaf_queue_synchronize(queue);
  *

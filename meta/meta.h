@@ -46,7 +46,7 @@ SHEAF_API sheaf_device *sheaf_meta_member(const sheaf_device *meta, int i);
 SHEAF_API const sheaf_layout *sheaf_meta_layout(const sheaf_tensor *t);
 SHEAF_API sheaf_tensor *sheaf_meta_shard(const sheaf_tensor *t, int i);
 /* Writes only member i's bytes of a tensor: [offset, +size) of its *shard* (the loader reads slices straight
- * to their device). A mapped weight may instead be pointed at file bytes: see sheaf_meta_alias. */
+ * to their device). */
 SHEAF_API sheaf_status sheaf_meta_shard_set(sheaf_tensor *t, int i, const void *src, size_t offset, size_t size);
 
 /* Bytes allocated on local member i by usage, now. */

@@ -105,7 +105,7 @@ static sheaf_status make_scheduler(sheaf_context *c) {
     sheaf_status s = sheaf_backend_new(c->model->device, &c->backend);
     if (!s) s = sheaf_backend_new(c->model->host, &c->host);
     if (s) return s;
-    sheaf_sched_options o = {.n_copies = 1};
+    sheaf_sched_options o = {0};
     return sheaf_sched_new((sheaf_backend *const[]){c->backend, c->host}, 2, &o, &c->sched);
 }
 
@@ -301,11 +301,12 @@ static sheaf_status complete_token(sheaf_context *c, const sheaf_batch *b, int32
 
 /* Fills c->batch from the caller's, or says what is wrong with it; changes nothing else. */
 static sheaf_status complete_batch(sheaf_context *c, const sheaf_batch *b) {
-    if (b->n <= 0 || b->n > c->o.n_batch || !b->token)
-        return sheaf_fail(SHEAF_E_ARGUMENT, "a batch of %d tokens, expected 1 to %d", b->n, c->o.n_batch);
+    if (b->n <= 0 || !b->token) return sheaf_fail(SHEAF_E_ARGUMENT, "a batch of %d tokens, expected at least 1", b->n);
     if (b->n > c->o.n_ctx - c->cells.used)
         return sheaf_fail(SHEAF_E_RANGE, "%d tokens do not fit the context: %d of %d cells are free", b->n,
                           c->o.n_ctx - c->cells.used, c->o.n_ctx);
+    if (b->n > c->o.n_batch)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "a batch of %d tokens, expected 1 to %d", b->n, c->o.n_batch);
     memcpy(c->cells.ahead, c->cells.next, (size_t)c->o.n_seq * sizeof *c->cells.ahead);
     c->batch.n = b->n;
     sheaf_status s = SHEAF_OK;

@@ -8,7 +8,7 @@
  *     sheaf_context_new(model, &copts, &ctx);
  *     sheaf_batch b = {.n = n_prompt, .token = ids};              // positions follow on, last token's logits
  *     sheaf_decode(ctx, &b);
- *     sheaf_sampler_new(&sopts, sheaf_model_n_vocab(model), &smp);
+ *     sheaf_sampler_new(&sopts, sheaf_model_hparams(model)->n_vocab, &smp);
  *     int32_t id = sheaf_sample(smp, sheaf_logits(ctx, 0));
  *
  * Who owns what: devices belong to the registry and must outlive the model; the model its contexts.
@@ -39,17 +39,22 @@ typedef enum sheaf_split_mode { SHEAF_SPLIT_TENSOR, SHEAF_SPLIT_LAYER, SHEAF_SPL
 
 typedef struct sheaf_model_options {
     sheaf_registry *registry;
-    sheaf_device *const *devices; int32_t n_devices; /* this process's; one device alone in the world: no meta device */
-    const char *devices_name;        /* as the user wrote it, for printing */
-    sheaf_world *world;              /* NULL: alone */
-    sheaf_split_mode split_mode;     /* TENSOR; NONE uses devices[0]; LAYER: SHEAF_E_UNSUPPORTED for now */
-    const float *tensor_split; int32_t n_tensor_split; /* shares over the world's devices, or NULL */
-    const char *split_table; size_t split_table_bytes; /* text, or NULL: built in */
+    sheaf_device *const *devices;
+    int32_t n_devices;           /* this process's; one device alone in the world: no meta device */
+    const char *devices_name;    /* as the user wrote it, for printing */
+    sheaf_world *world;          /* NULL: alone */
+    sheaf_split_mode split_mode; /* TENSOR; NONE uses devices[0]; LAYER: SHEAF_E_UNSUPPORTED for now */
+    const float *tensor_split;
+    int32_t n_tensor_split; /* shares over the world's devices, or NULL */
+    const char *split_table;
+    size_t split_table_bytes; /* text, or NULL: built in */
     bool no_mmap;
-    bool no_data;                    /* declare and place everything, read no weight (for `split`, `graph`): memory is reserved, not touched */
+    bool no_data; /* declare and place everything, read no weight (for `split`, `graph`): memory is reserved, not
+                     touched */
     bool force_pretokenizer;
     /* 0..1 while weights are read; return false to cancel (SHEAF_E_CANCELLED). May be NULL. */
-    bool (*progress)(void *ctx, float done); void *progress_ctx;
+    bool (*progress)(void *ctx, float done);
+    void *progress_ctx;
 } sheaf_model_options;
 
 /* Errors: whatever is wrong with the file, by key or tensor; unknown architecture names the known ones
@@ -58,36 +63,46 @@ SHEAF_API sheaf_status sheaf_model_load(const char *path, const sheaf_model_opti
 SHEAF_API void sheaf_model_free(sheaf_model *m);
 
 typedef struct sheaf_hparams {
-    char arch[32], name[64], type[96];      /* "llama", general.name, "llama 135M Q4_1" */
+    char arch[32], name[64], type[96]; /* "llama", general.name, "llama 135M Q4_1" */
     int32_t n_vocab, n_ctx_train, n_embd, n_layer, n_ff, n_head, n_head_kv, head_k, head_v;
     float rms_eps;
-    sheaf_params rope;                       /* sheaf_params.rope filled */
+    sheaf_params rope; /* sheaf_params.rope filled */
     float attn_scale, logit_scale, embed_scale, residual_scale;
-    int64_t n_params; uint64_t bytes;        /* of all weights; bytes that one token reads: active_bytes */
+    int64_t n_params;
+    uint64_t bytes; /* of all weights; bytes that one token reads: active_bytes */
     uint64_t active_bytes;
-    bool tied;                               /* output is token_embd */
+    bool tied; /* output is token_embd */
 } sheaf_hparams;
 SHEAF_API const sheaf_hparams *sheaf_model_hparams(const sheaf_model *m);
 SHEAF_API const sheaf_tokenizer *sheaf_model_tokenizer(const sheaf_model *m);
-SHEAF_API sheaf_str sheaf_model_chat_template(const sheaf_model *m);  /* {NULL,0}: none in the file */
+SHEAF_API sheaf_str sheaf_model_chat_template(const sheaf_model *m); /* {NULL,0}: none in the file */
 SHEAF_API const sheaf_gguf *sheaf_model_gguf(const sheaf_model *m);
-SHEAF_API sheaf_device *sheaf_model_device(const sheaf_model *m);     /* the meta device, or the only one */
-SHEAF_API const char *sheaf_known_architectures(void);                /* "llama, ..." */
+SHEAF_API sheaf_device *sheaf_model_device(const sheaf_model *m); /* the meta device, or the only one */
+SHEAF_API const char *sheaf_known_architectures(void);            /* "llama, ..." */
 
-/* One row a tensor, for `sheaf split`: as declared, weights then KV (KV rows only with a context). */
-typedef struct sheaf_split_row { const char *name; sheaf_type type; int n_dims; int64_t ne[4]; sheaf_layout layout; const char *group, *rule; sheaf_usage usage; } sheaf_split_row;
+/* One row a tensor, for `sheaf split`: weights as declared, then the KV caches of every layer (f16, as
+ * long as the context the model was trained for). */
+typedef struct sheaf_split_row {
+    const char *name;
+    sheaf_type type;
+    int n_dims;
+    int64_t ne[4];
+    sheaf_layout layout;
+    const char *group, *rule;
+    sheaf_usage usage;
+} sheaf_split_row;
 SHEAF_API bool sheaf_model_split_row(const sheaf_model *m, int i, sheaf_split_row *out);
 
 /* --- context -------------------------------------------------------------------------------------------- */
 
 typedef struct sheaf_context_options {
-    int32_t n_ctx;       /* 0: the model's */
-    int32_t n_batch;     /* logical batch, default 2048; */
-    int32_t n_ubatch;    /* what runs at once, default 512 */
-    int32_t n_seq;       /* sequences, default 1 */
-    int32_t n_outputs;   /* rows of logits a ubatch may want; 0: n_ubatch (perplexity), run uses 1 */
+    int32_t n_ctx;             /* 0: the model's */
+    int32_t n_batch;           /* logical batch, default 2048; */
+    int32_t n_ubatch;          /* what runs at once, default 512 */
+    int32_t n_seq;             /* sequences, default 1 */
+    int32_t n_outputs;         /* rows of logits a ubatch may want; 0: n_ubatch (perplexity), run uses 1 */
     sheaf_type type_k, type_v; /* 0 is F32; default F16 comes from sheaf_context_defaults */
-    bool strict;         /* any reshard is an error */
+    bool strict;               /* any reshard is an error */
 } sheaf_context_options;
 SHEAF_API sheaf_context_options sheaf_context_defaults(void);
 SHEAF_API sheaf_status sheaf_context_new(sheaf_model *m, const sheaf_context_options *o, sheaf_context **out);
@@ -95,17 +110,18 @@ SHEAF_API void sheaf_context_free(sheaf_context *c);
 
 typedef struct sheaf_batch {
     int32_t n;
-    const int32_t *token;    /* ids in [0, n_vocab) */
-    const int32_t *pos;      /* NULL: each sequence goes on where it is */
-    const int32_t *seq;      /* NULL: sequence 0 */
-    const uint8_t *want;     /* NULL: logits of the last token only; else one flag a token */
+    const int32_t *token; /* ids in [0, n_vocab) */
+    const int32_t *pos;   /* NULL: each sequence goes on where it is */
+    const int32_t *seq;   /* NULL: sequence 0 */
+    const uint8_t *want;  /* NULL: logits of the last token only; else one flag a token */
 } sheaf_batch;
 
 /* Runs a batch, in micro-batches. SHEAF_E_RANGE when it does not fit the context (nothing was run), or an id is
- * out of range; SHEAF_E_ARGUMENT for n <= 0 or n > n_batch. After any failure the context is as before the call. Returns when
- * logits are readable. Under mpirun: rank 0 calls it, the others sit in sheaf_follow. */
+ * out of range; SHEAF_E_ARGUMENT for n <= 0 or n > n_batch. After any failure the context is as before the call.
+ * Returns when logits are readable. Under mpirun: rank 0 calls it, the others sit in sheaf_follow. */
 SHEAF_API sheaf_status sheaf_decode(sheaf_context *c, const sheaf_batch *b);
-/* Row i of the logits that the last decode produced (in batch order of wanted tokens), n_vocab floats, valid until the next decode. NULL out of range. */
+/* Row i of the logits that the last decode produced (in batch order of wanted tokens), n_vocab floats, valid until the
+ * next decode. NULL out of range. */
 SHEAF_API const float *sheaf_logits(const sheaf_context *c, int32_t i);
 SHEAF_API int32_t sheaf_n_outputs(const sheaf_context *c);
 SHEAF_API uint64_t sheaf_logits_hash(const sheaf_context *c, int32_t i); /* of the bits of one full row */
@@ -113,22 +129,25 @@ SHEAF_API uint64_t sheaf_logits_hash(const sheaf_context *c, int32_t i); /* of t
 SHEAF_API sheaf_status sheaf_follow(sheaf_context *c);
 
 SHEAF_API int32_t sheaf_n_ctx(const sheaf_context *c);
-SHEAF_API int32_t sheaf_kv_used(const sheaf_context *c, int32_t seq);      /* tokens of a sequence */
+SHEAF_API int32_t sheaf_kv_used(const sheaf_context *c, int32_t seq); /* tokens of a sequence */
 SHEAF_API void sheaf_kv_clear(sheaf_context *c);
 /* Removes positions [p0, p1) of a sequence (p1 < 0: to the end). */
 SHEAF_API sheaf_status sheaf_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1);
 
-typedef struct sheaf_memory_row { char device[32]; size_t weight_bytes, kv_bytes, compute_bytes, staging_bytes, mirrored_bytes; } sheaf_memory_row;
+typedef struct sheaf_memory_row {
+    char device[32];
+    size_t weight_bytes, kv_bytes, compute_bytes, staging_bytes, mirrored_bytes;
+} sheaf_memory_row;
 /* What is allocated now on local member i (or the only device). */
 SHEAF_API bool sheaf_context_memory(const sheaf_context *c, int i, sheaf_memory_row *out);
 /* The same computed beforehand, from layouts and plans alone, for comparison: equal, or a test fails. */
 SHEAF_API bool sheaf_context_memory_estimate(const sheaf_context *c, int i, sheaf_memory_row *out);
 
 typedef struct sheaf_context_stats {
-    uint64_t decodes, graphs_built, graphs_reused; 
+    uint64_t decodes, graphs_built, graphs_reused;
     int32_t nodes_prompt, splits_prompt, nodes_token, splits_token;
-    uint64_t overhead_ns;      /* build, schedule, bind, enqueue: host time that is not waiting for devices */
-    uint64_t device_ns;        /* host waiting for devices */
+    uint64_t overhead_ns; /* build, schedule, bind, enqueue: host time that is not waiting for devices */
+    uint64_t device_ns;   /* host waiting for devices */
 } sheaf_context_stats;
 SHEAF_API sheaf_context_stats sheaf_context_get_stats(const sheaf_context *c);
 SHEAF_API sheaf_sched *sheaf_context_sched(sheaf_context *c);
@@ -139,14 +158,18 @@ SHEAF_API sheaf_status sheaf_context_graph(sheaf_context *c, int32_t n_tokens, i
 /* --- sampler --------------------------------------------------------------------------------------------- */
 
 typedef struct sheaf_sampler_options {
-    float temp;                /* <= 0: greedy; ties: lowest id */
-    int32_t top_k;             /* 0: off */
+    float temp;    /* <= 0: greedy; ties: lowest id */
+    int32_t top_k; /* 0: off */
     float top_p, min_p, typical;
-    float repeat_penalty, frequency_penalty, presence_penalty; int32_t repeat_last_n; /* -1: whole context */
+    float repeat_penalty, frequency_penalty, presence_penalty;
+    int32_t repeat_last_n; /* -1: whole context */
     uint64_t seed;
-    const int32_t *bias_id; const float *bias; int32_t n_bias; /* copied; -INFINITY forbids */
+    const int32_t *bias_id;
+    const float *bias;
+    int32_t n_bias; /* copied; -INFINITY forbids */
 } sheaf_sampler_options;
-SHEAF_API sheaf_sampler_options sheaf_sampler_defaults(void); /* llama.cpp's: 0.8, 40, 0.95, 0.05, 1 (off), penalties off over 64 */
+SHEAF_API sheaf_sampler_options
+sheaf_sampler_defaults(void); /* llama.cpp's: 0.8, 40, 0.95, 0.05, 1 (off), penalties off over 64 */
 SHEAF_API sheaf_status sheaf_sampler_new(const sheaf_sampler_options *o, int32_t n_vocab, sheaf_sampler **out);
 SHEAF_API void sheaf_sampler_free(sheaf_sampler *s);
 /* Draws from one row of logits and accepts the token (penalties count it). No allocation. NaN logits count as

@@ -31,7 +31,7 @@ static int backend_of_buffer(const sheaf_sched *s, const sheaf_buffer *buffer, c
 
 /* A wide batch may be worth carrying a host weight to an accelerator: the device says so itself. */
 static int offload_of(const sheaf_sched *s, const sheaf_tensor *t, int home) {
-    if (s->opts.offload_min_rows <= 0 || home != s->n - 1) return -1;
+    if (s->opts.offload_min_rows <= 0 || home != s->n - 1 || sheaf_nrows(t) < s->opts.offload_min_rows) return -1;
     for (int b = 0; b < home; b++) {
         sheaf_device *d = sched_device(s, b);
         if (d->iface->wants_offload && runs_on(s, t, b) && d->iface->wants_offload(d, t)) return b;

@@ -40,7 +40,8 @@ static sheaf_status run_split(sheaf_sched *s, sched_split *p) {
 static sheaf_status run_all(sheaf_sched *s) {
     for (int32_t k = 0; k < s->n_splits; k++) {
         sched_split *p = &s->splits[k];
-        int before = k ? s->splits[k - 1].backend : p->backend;
+        /* the first split follows the last one of the run before, which may still be reading across */
+        int before = s->splits[k ? k - 1 : s->n_splits - 1].backend;
         sheaf_status status = before != p->backend ? wait_backend(s, before) : SHEAF_OK;
         if (!status) status = run_split(s, p);
         if (status) return status;

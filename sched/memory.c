@@ -26,7 +26,7 @@ static void drop(sheaf_buffer **b) {
 }
 
 void sched_free_memory(sheaf_sched *s) {
-    for (int a = 0; a < SCHED_MAX_BACKENDS; a++) {
+    for (int a = 0; a < SHEAF_SCHED_MAX_BACKENDS; a++) {
         for (int c = 0; c < SCHED_MAX_CHUNKS; c++) drop(&s->buffers[a][c]);
         drop(&s->scratch[a]);
     }

@@ -24,17 +24,19 @@
 extern "C" {
 #endif
 
+enum { SHEAF_SCHED_MAX_BACKENDS = 16 };
+
 typedef struct sheaf_sched sheaf_sched;
 
 typedef struct sheaf_sched_options {
-    int32_t offload_min_rows; /* batch from which a host weight's op may move to an accelerator; 0: never */
-    int32_t n_copies;         /* pipeline copies of crossing tensors (1: none) */
+    int32_t offload_min_rows; /* rows from which a host weight's op may move to an accelerator; 0: never */
 } sheaf_sched_options;
 
 /* Why a node is where it is; kept for every node in every build. */
 #define SHEAF_CAUSE_TABLE(X)                                                                                           \
     X(NONE, "-")                                                                                                       \
-    X(USER, "usr") X(DST, "1.dst") X(VIEW_SRC, "1.vsrc") X(INPUT, "1.inp") X(WEIGHT, "1.wgt") X(OFFLOAD, "1.off")      \
+    X(USER, "usr")                                                                                                     \
+    X(DST, "1.dst") X(VIEW_SRC, "1.vsrc") X(INPUT, "1.inp") X(WEIGHT, "1.wgt") X(OFFLOAD, "1.off")                     \
         X(SWEEP_ACC, "2.acc") X(SWEEP_ANY, "2.any") X(UPGRADE, "3.upg") X(BEST, "3.best") X(SRC_VIEW, "4.vsrc")        \
             X(SRC_CUR, "4.cur") X(ALIAS, "4.alias")
 typedef enum sheaf_cause {
@@ -66,9 +68,9 @@ typedef sheaf_status (*sheaf_eval_see)(void *ctx, const sheaf_tensor *node);
 SHEAF_API void sheaf_sched_set_eval(sheaf_sched *s, sheaf_eval_wants wants, sheaf_eval_see see, void *ctx);
 
 typedef struct sheaf_sched_stats {
-    int32_t n_nodes, n_splits, n_copies; /* of the last split */
+    int32_t n_nodes, n_splits, n_copies; /* of the last split; copies: tensors that cross */
     uint64_t splits_made, allocs, reallocs, unexplained_reallocs, computes;
-    size_t compute_bytes[16]; /* by backend */
+    size_t compute_bytes[SHEAF_SCHED_MAX_BACKENDS]; /* by backend */
 } sheaf_sched_stats;
 SHEAF_API sheaf_sched_stats sheaf_sched_get_stats(const sheaf_sched *s);
 /* Splits with their inputs; level 2: every node with backend and cause. */

@@ -16,7 +16,7 @@
 
 #include "sched/sched.h"
 
-enum { SCHED_MAX_BACKENDS = 16, SCHED_MAX_CHUNKS = 16 };
+enum { SCHED_MAX_CHUNKS = 16 };
 
 /* A tensor copied in before a split runs. */
 typedef struct sched_input {
@@ -51,11 +51,11 @@ typedef struct sched_pin {
 
 struct sheaf_sched {
     int32_t n;
-    sheaf_backend *backend[SCHED_MAX_BACKENDS];
-    sheaf_buffer_type *type[SCHED_MAX_BACKENDS];
-    int32_t arena_of[SCHED_MAX_BACKENDS]; /* allocator arena: one per distinct buffer type */
+    sheaf_backend *backend[SHEAF_SCHED_MAX_BACKENDS];
+    sheaf_buffer_type *type[SHEAF_SCHED_MAX_BACKENDS];
+    int32_t arena_of[SHEAF_SCHED_MAX_BACKENDS]; /* allocator arena: one per distinct buffer type */
     int32_t n_arenas;
-    sheaf_buffer_type *arena_type[SCHED_MAX_BACKENDS];
+    sheaf_buffer_type *arena_type[SHEAF_SCHED_MAX_BACKENDS];
     sheaf_sched_options opts;
 
     sheaf_arena *arena; /* [S5] */
@@ -83,9 +83,9 @@ struct sheaf_sched {
     int32_t *prev_arena; /* last flat assignment, for the tripwire; malloc'd */
     int32_t prev_slots, prev_cap;
     sheaf_galloc *galloc;
-    sheaf_buffer *buffers[SCHED_MAX_BACKENDS][SCHED_MAX_CHUNKS];
-    sheaf_buffer *scratch[SCHED_MAX_BACKENDS];
-    bool in_flight[SCHED_MAX_BACKENDS];
+    sheaf_buffer *buffers[SHEAF_SCHED_MAX_BACKENDS][SCHED_MAX_CHUNKS];
+    sheaf_buffer *scratch[SHEAF_SCHED_MAX_BACKENDS];
+    bool in_flight[SHEAF_SCHED_MAX_BACKENDS];
     bool allocated;
 
     sheaf_eval_wants wants;

@@ -17,14 +17,13 @@ extern "C" {
     X(cpu_level, "SHEAF_CPU_LEVEL", STR, "", 0, 0, "force a CPU kernel level: portable, avx2, avx512 (error if the machine lacks it)") \
     X(spin_us, "SHEAF_SPIN_US", INT, "50", 0, 1000000, "microseconds a thread spins before it sleeps")                 \
     X(sched_debug, "SHEAF_SCHED_DEBUG", INT, "0", 0, 2, "1: print splits, 2: print every node with its cause")         \
-    X(sched_debug_realloc, "SHEAF_SCHED_DEBUG_REALLOC", INT, "0", 0, 2, "1: an unexplained reallocation is an error")  \
+    X(sched_debug_realloc, "SHEAF_SCHED_DEBUG_REALLOC", INT, "0", 0, 2, "1: an unexplained reallocation is an error; 2: any is")  \
     X(allreduce, "SHEAF_ALLREDUCE", STR, "", 0, 0, "pin the collective engine: shm, peer, ring, mpi, hier")                  \
     X(comm_timeout_ms, "SHEAF_COMM_TIMEOUT_MS", INT, "30000", 1, 86400000, "a collective that takes longer fails and names the peer") \
     X(cgroup_root, "SHEAF_CGROUP_ROOT", STR, "/sys/fs/cgroup", 0, 0, "where cgroup quotas are read (tests)")           \
     X(topology, "SHEAF_TOPOLOGY", STR, "", 0, 0, "a synthetic hwloc topology to plan for (tests); binding is then off") \
     X(module_dir, "SHEAF_MODULE_DIR", STR, "", 0, 0, "where modules (libsheaf-mpi.so) are found; empty: beside the library") \
-    X(check, "SHEAF_CHECK", INT, "0", 0, 1, "run structure checkers in release builds")                                \
-    X(cache_dir, "SHEAF_CACHE_DIR", STR, "", 0, 0, "where measurements are kept; empty: $XDG_CACHE_HOME/sheaf or ~/.cache/sheaf")
+    X(check, "SHEAF_CHECK", INT, "0", 0, 1, "run structure checkers in release builds")
 
 typedef struct sheaf_settings_values {
 #define SHEAF_SETTING_INT(field) int64_t field;
