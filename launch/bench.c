@@ -24,6 +24,7 @@ typedef struct bench {
     session s;
     jdoc doc;
     int rows;
+    bool follows; /* another rank than the first: it prints nothing */
     double rates[MAX_REPS];
     int32_t *ids;
 } bench;
@@ -234,7 +235,8 @@ static sheaf_status run_devices(bench *b, const sweep *w, const char *list, int 
     most += largest(w->depth, w->n_depth);
     if (!o.n_ctx) o.n_ctx = (most + 255) / 256 * 256;
     sheaf_status s = session_open(&b->s, &o, list, SESSION_MODEL | SESSION_CONTEXT);
-    if (!s && !session_leads(&b->s))
+    b->follows = !s && !session_leads(&b->s);
+    if (b->follows)
         s = sheaf_follow(b->s.context);
     else if (!s) {
         b->ids = sheaf_malloc(((size_t)most + 1) * sizeof *b->ids);
@@ -259,7 +261,7 @@ static sheaf_status bench_model(const options *o) {
         for (int t = 0; t < w.n_threads && !s; t++)
             s = run_devices(&b, &w, o->n_devices ? o->devices[i] : NULL, w.threads[t]);
     if (wants_json(&b)) {
-        if (!s && b.rows)
+        if (!s && !b.follows)
             s = j_print(&b.doc, false);
         else
             cJSON_Delete(b.doc.root);

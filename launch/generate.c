@@ -37,10 +37,13 @@ sheaf_status generator_open(generator *g, session *s, const options *o) {
     sheaf_str stops[MAX_STOPS];
     for (int i = 0; i < o->n_stop; i++) stops[i] = (sheaf_str){o->stop[i], strlen(o->stop[i])};
     sheaf_status status = make_sampler(g);
-    return status ? status : sheaf_stops_new(stops, (size_t)o->n_stop, &g->stops);
+    if (!status) status = sheaf_stops_new(stops, (size_t)o->n_stop, &g->stops);
+    return status ? status : dump_open(o, s->context, &g->dump);
 }
 
 void generator_close(generator *g) {
+    if (!g->s) return;
+    dump_close(g->dump, g->s->context);
     sheaf_sampler_free(g->sampler);
     sheaf_stops_free(g->stops);
     sheaf_ids_free(&g->cached);
@@ -67,8 +70,7 @@ static sheaf_status keep_text(generator *g, const char *s, size_t n) {
 
 static sheaf_status show(generator *g, const char *s, size_t n) {
     if (!n) return SHEAF_OK;
-    if (g->print && (fwrite(s, 1, n, stdout) != n || fflush(stdout)))
-        return stdout_failed();
+    if (g->print && (fwrite(s, 1, n, stdout) != n || fflush(stdout))) return stdout_failed();
     return keep_text(g, s, n);
 }
 
@@ -96,6 +98,7 @@ static sheaf_status end_text(generator *g) {
 
 /* --- tokens ------------------------------------------------------------------------------------------------- */
 
+/* Ctrl-C is seen between batches; after the last one it is the caller's to see. */
 static sheaf_status run_tokens(generator *g, const int32_t *ids, size_t n) {
     for (size_t at = 0; at < n;) {
         size_t bite = n - at < (size_t)g->o->n_batch ? n - at : (size_t)g->o->n_batch;
@@ -104,7 +107,7 @@ static sheaf_status run_tokens(generator *g, const int32_t *ids, size_t n) {
         if (!s) s = sheaf_ids_append(&g->cached, ids + at, bite);
         if (s) return s;
         at += bite;
-        if (interrupted || terminated) return sheaf_fail(SHEAF_E_CANCELLED, "prompt: interrupted");
+        if (at < n && (interrupted || terminated)) return sheaf_fail(SHEAF_E_CANCELLED, "prompt: interrupted");
     }
     return SHEAF_OK;
 }
@@ -128,6 +131,7 @@ static sheaf_status run_prompt(generator *g, const sheaf_ids *prompt) {
     g->prompt_ms = now_ms() - start;
     g->prompt_n = (int)prompt->n;
     g->prompt_run = (int)(prompt->n - same);
+    if (!s && (interrupted || terminated)) s = sheaf_fail(SHEAF_E_CANCELLED, "prompt: interrupted");
     return s;
 }
 

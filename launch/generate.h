@@ -25,8 +25,14 @@ typedef struct generator {
     int64_t steady_calls; /* malloc-family calls in tokens that reused their graph */
     int steady_tokens;
     double steady_ms, steady_device_ms;
+    struct dump *dump;
     char scratch[4096];
 } generator;
+
+/* --dump-tensors: *out is NULL where it was not asked for. After dump_close the context runs as before. */
+typedef struct dump dump;
+sheaf_status dump_open(const options *o, sheaf_context *c, dump **out);
+void dump_close(dump *d, sheaf_context *c);
 
 sheaf_status generator_open(generator *g, session *s, const options *o);
 void generator_close(generator *g);

@@ -202,11 +202,11 @@ sheaf_status cmd_inspect(const options *o) {
     sheaf_gguf *g = NULL;
     problems p = {0};
     if (o->n_positional != 1) {
-        sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: inspect takes one file");
+        sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: FILE: inspect takes one");
         return sheaf_error_hint(s, "sheaf inspect FILE");
     }
     sheaf_status s = sheaf_gguf_open(o->positional[0], &g);
-    if (s) return sheaf_error_context(s, "inspecting %s", o->positional[0]);
+    if (s) return sheaf_error_context(s, "inspecting");
     if (o->check) check_all(g, &p);
     if (o->json) {
         s = print_json(g, &p);
@@ -218,9 +218,9 @@ sheaf_status cmd_inspect(const options *o) {
         for (size_t i = 0; i < p.n; i++) printf("problem: %s\n", p.line[i]);
         if (o->check && !p.n) puts("no problems found");
     }
-    if (!s && p.lost) s = sheaf_fail(SHEAF_E_NO_MEMORY, "inspecting %s: out of memory", o->positional[0]);
+    if (!s && p.lost) s = sheaf_fail(SHEAF_E_NO_MEMORY, "inspecting: %s: out of memory", o->positional[0]);
     if (!s && p.n)
-        s = sheaf_fail(SHEAF_E_MISMATCH, "inspecting %s: %zu problem%s", o->positional[0], p.n, p.n == 1 ? "" : "s");
+        s = sheaf_fail(SHEAF_E_MISMATCH, "inspecting: %s: %zu problem%s", o->positional[0], p.n, p.n == 1 ? "" : "s");
     sheaf_gguf_close(g);
     sheaf_free(p.line);
     return s;

@@ -26,6 +26,23 @@ void j_integer(jdoc *d, cJSON *to, const char *key, int64_t value) {
     (void)add(d, to, key, cJSON_CreateRaw(digits)); /* a double would lose bits above 2^53 */
 }
 
+/* cJSON's strings end at a NUL and would lose what follows: U+FFFD stands in for each. `s` itself if it has none;
+ * NULL: out of memory. */
+static char *without_nuls(char *s, size_t n) {
+    if (strlen(s) == n) return s;
+    char *out = sheaf_malloc(3 * n + 1), *p = out;
+    for (size_t i = 0; out && i < n; i++) {
+        if (s[i]) {
+            *p++ = s[i];
+        } else {
+            memcpy(p, "\xef\xbf\xbd", 3);
+            p += 3;
+        }
+    }
+    if (out) *p = 0;
+    return out;
+}
+
 void j_text(jdoc *d, cJSON *to, const char *key, sheaf_str value) {
     char *clean = sheaf_malloc(SHEAF_STREAM_ROOM(value.n) + 4);
     if (!clean) {
@@ -36,9 +53,12 @@ void j_text(jdoc *d, cJSON *to, const char *key, sheaf_str value) {
     size_t n = sheaf_stream_push(&st, value.s, value.n, clean);
     n += sheaf_stream_end(&st, clean + n);
     clean[n] = 0;
-    for (size_t i = 0; i < n; i++)
-        if (!clean[i]) clean[i] = ' '; /* a C string ends at a NUL; JSON text must not lose what follows */
-    j_string(d, to, key, clean);
+    char *whole = without_nuls(clean, n);
+    if (whole)
+        j_string(d, to, key, whole);
+    else
+        d->failed = true;
+    if (whole != clean) sheaf_free(whole);
     sheaf_free(clean);
 }
 

@@ -14,7 +14,7 @@
 
 #include "models/model.h"
 
-enum { MAX_DEVICE_LISTS = 16, MAX_STOPS = 32, MAX_SHARES = SHEAF_MAX_DEVICES };
+enum { MAX_DEVICE_LISTS = 16, MAX_STOPS = 32, MAX_NOTES = 32, MAX_SHARES = SHEAF_MAX_DEVICES };
 
 typedef enum command_bit {
     CMD_RUN = 1 << 0,
@@ -85,13 +85,17 @@ typedef struct options {
     bool check;
     const char *positional[4];
     int n_positional;
+    /* flags that were accepted and do nothing, each once */
+    const char *note[MAX_NOTES][2]; /* word, why */
+    int n_notes;
 } options;
 
 /* Fills *o from argv[1..]: defaults, then words. SHEAF_E_ARGUMENT with text (and hint) for what CLI.md calls usage. */
 sheaf_status options_parse(int argc, char **argv, options *o);
 void options_help(const options *o, FILE *out); /* of o->command, or of all */
 void options_help_env(FILE *out);
-const char *options_commands(void); /* "run, devices, ..." */
+void options_notes(const options *o, FILE *out); /* one line for each flag that does nothing here */
+const char *options_commands(void);              /* "run, devices, ..." */
 /* "512" or "0,4096" -> ints; SHEAF_E_ARGUMENT naming `what`. */
 sheaf_status parse_int_list(const char *text, const char *what, int lo, int *out, int max, int *n);
 

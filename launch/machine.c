@@ -12,6 +12,8 @@ typedef struct reader {
     const char *data;
     size_t bytes;
     int pattern;
+    pthread_mutex_t *gate; /* held until it is known whether all threads could be made */
+    const bool *called_off;
     pthread_barrier_t *meet;
     double end_ms;
     uint64_t sum;
@@ -65,6 +67,10 @@ enum { N_PATTERNS = sizeof patterns / sizeof *patterns };
 
 static void *reader_main(void *arg) {
     reader *r = arg;
+    pthread_mutex_lock(r->gate);
+    bool off = *r->called_off;
+    pthread_mutex_unlock(r->gate);
+    if (off) return NULL;
     pthread_barrier_wait(r->meet);
     r->sum = patterns[r->pattern](r->data, r->bytes);
     r->end_ms = now_ms();
@@ -74,16 +80,26 @@ static void *reader_main(void *arg) {
 /* One pass of all threads over the buffer; milliseconds, or a negative number if threads cannot be made. */
 static double one_pass(reader *readers, int threads, const char *data, size_t bytes, int pattern) {
     pthread_barrier_t meet;
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    bool off = false;
     size_t share = bytes / (size_t)threads / 256 * 256;
     int made = 0;
     double end = 0;
     if (pthread_barrier_init(&meet, NULL, (unsigned)threads)) return -1;
     for (int i = 0; i < threads; i++)
-        readers[i] = (reader){.data = data + (size_t)i * share, .bytes = share, .pattern = pattern, .meet = &meet};
+        readers[i] = (reader){.data = data + (size_t)i * share,
+                              .bytes = share,
+                              .pattern = pattern,
+                              .gate = &gate,
+                              .called_off = &off,
+                              .meet = &meet};
+    pthread_mutex_lock(&gate);
     while (made < threads - 1 && !pthread_create(&readers[made].thread, NULL, reader_main, &readers[made])) made++;
-    if (made < threads - 1) { /* those made wait for ones that will never come: let them go one by one */
-        for (int i = 0; i < made; i++) pthread_cancel(readers[i].thread);
+    off = made < threads - 1;
+    pthread_mutex_unlock(&gate);
+    if (off) {
         for (int i = 0; i < made; i++) pthread_join(readers[i].thread, NULL);
+        pthread_barrier_destroy(&meet);
         return -1;
     }
     pthread_barrier_wait(&meet);

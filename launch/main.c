@@ -1,6 +1,9 @@
 /* The entry: picks a command, prints the one error line, turns a status into an exit code. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "launch/launch.h"
 #include "tensor/settings.h"
@@ -18,13 +21,33 @@ static void on_terminate(int sig) {
     terminated = 1;
 }
 
+/* A mapped file that shrinks, or a disk that fails under it, is bad input; the load that hit it cannot go on. */
+static void on_bus_error(int sig) {
+    static const char line[] =
+        "sheaf: reading: a mapped file: it became shorter while it was used, or its disk failed\n"
+        "hint: --no-mmap reads the weights instead\n";
+    (void)sig;
+    ssize_t written = write(STDERR_FILENO, line, sizeof line - 1);
+    _exit(written < 0 ? 4 : 3);
+}
+
 static void install_signals(void) {
     struct sigaction a = {.sa_handler = on_interrupt};
     sigemptyset(&a.sa_mask);
     sigaction(SIGINT, &a, NULL); /* no SA_RESTART: a read at the prompt must end */
     a.sa_handler = on_terminate;
     sigaction(SIGTERM, &a, NULL);
+    a.sa_handler = on_bus_error;
+    sigaction(SIGBUS, &a, NULL);
     signal(SIGPIPE, SIG_IGN); /* a closed stdout is a write error with a message, not a death */
+    signal(SIGXFSZ, SIG_IGN); /* so is a file that may not grow */
+}
+
+/* A standard stream that the caller closed must not become the next file that is opened: what is written there
+ * would go into that file. It is opened the wrong way round, so that using it is an error as it should be. */
+static void hold_streams(void) {
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)!open("/dev/null", fd ? O_RDONLY : O_WRONLY);
 }
 
 static sheaf_status dispatch(const options *o) {
@@ -47,10 +70,12 @@ static int exit_code(sheaf_status s) {
     return sheaf_status_exit_code(s);
 }
 
-static sheaf_status run(int argc, char **argv) {
+static sheaf_status run(int argc, char **argv, const char **command) {
     options o;
     sheaf_status s = sheaf_settings_error();
-    if (!s) s = options_parse(argc, argv, &o);
+    if (s) return sheaf_error_context(s, "settings");
+    s = options_parse(argc, argv, &o);
+    *command = o.command;
     if (s) return s;
     if (o.version) {
         printf("sheaf %s\n", SHEAF_VERSION);
@@ -68,16 +93,31 @@ static sheaf_status run(int argc, char **argv) {
                             : o.verbose     ? SHEAF_LOG_INFO
                                             : SHEAF_LOG_WARN;
     sheaf_log_set(NULL, NULL, level);
+    if (!o.quiet) options_notes(&o, stderr);
     return dispatch(&o);
 }
 
+/* "sheaf: what was being done: what it was done to: what is wrong", whatever part of that `text` has: the command
+ * is what was being done. Names out of files may hold anything; a control character is shown as '?'. */
+static void print_error(const char *command, const char *text, const char *hint) {
+    int colons = 0;
+    for (const char *p = text; (p = strstr(p, ": ")); p++) colons++;
+    fprintf(stderr, "sheaf: ");
+    if (colons < 2) fprintf(stderr, "%s: ", command ? command : "starting");
+    for (const char *p = text; *p; p++) fputc((unsigned char)*p < ' ' || *p == 0x7f ? '?' : *p, stderr);
+    fputc('\n', stderr);
+    if (*hint) fprintf(stderr, "hint: %s\n", hint);
+}
+
 int main(int argc, char **argv) {
+    const char *command = NULL;
+    hold_streams();
     install_signals();
-    sheaf_status s = run(argc, argv);
-    if (!s && (fflush(stdout) || ferror(stdout))) s = stdout_failed();
+    sheaf_status s = run(argc, argv, &command);
+    /* other rooms print too, and know only that it failed */
+    if ((!s && fflush(stdout)) || ((!s || s == SHEAF_E_IO) && ferror(stdout))) s = stdout_failed();
     if (s && !(s == SHEAF_E_CANCELLED && (interrupted || terminated))) {
-        fprintf(stderr, "sheaf: %s\n", *sheaf_error() ? sheaf_error() : sheaf_status_text(s));
-        if (*sheaf_error_hint_text()) fprintf(stderr, "hint: %s\n", sheaf_error_hint_text());
+        print_error(command, *sheaf_error() ? sheaf_error() : sheaf_status_text(s), sheaf_error_hint_text());
     }
     return exit_code(s);
 }

@@ -43,7 +43,7 @@ static const option_row rows[] = {
     /* model and devices */
     {"-m --model", K_STR, CMD_MODEL | CMD_TOKENIZE, AT(model), 0, 0, "FILE",
      "the GGUF file (any shard of a split set)"},
-    {"--devices -dev --device", K_DEVICES, CMD_MODEL, 0, 0, 0, "LIST",
+    {"--devices -dev --device", K_DEVICES, CMD_MODEL | CMD_DEVICES, 0, 0, 0, "LIST",
      "KIND[:INDEX|:FIRST-LAST][/PARTS], comma separated: cpu, cpu/2, cpu:1 (bench: may be repeated)"},
     {"-sm --split-mode", K_STR, CMD_MODEL, AT(split_mode), 0, 0, "MODE",
      "over several devices: tensor (default), layer, none"},
@@ -261,6 +261,15 @@ static sheaf_status parse_toggle(on_off_auto *out, const char *word, const char 
     return SHEAF_OK;
 }
 
+/* Kept until it is known whether -q is among the words. */
+static void note(options *o, const char *word, const char *why) {
+    for (int i = 0; i < o->n_notes; i++)
+        if (!strcmp(o->note[i][0], word)) return;
+    if (o->n_notes == MAX_NOTES) return;
+    o->note[o->n_notes][0] = word;
+    o->note[o->n_notes++][1] = why;
+}
+
 static bool takes_value(option_kind k) { return k != K_FLAG && k != K_COUNT && k != K_NOTE && k != K_REFUSE; }
 
 /* Sets what row `r` says. `value` is NULL for kinds that take none. */
@@ -297,7 +306,7 @@ static sheaf_status apply(options *o, const option_row *r, const char *word, con
         o->stop[o->n_stop++] = value;
         break;
     case K_NOTE:
-    case K_NOTE_VALUE: sheaf_log(SHEAF_LOG_WARN, "note: %s is accepted and ignored: %s", word, r->help); break;
+    case K_NOTE_VALUE: note(o, word, r->help); break;
     case K_REFUSE:
         s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: not supported", word);
         sheaf_error_hint(s, "%s", r->help);
@@ -345,6 +354,7 @@ static sheaf_status parse_word(options *o, int argc, char **argv, int *i) {
     }
     const option_row *r = find_row(word, o->bit);
     if (!r) return unknown_option(o, word);
+    if (r->kind == K_NOTE_VALUE && value) word = argv[*i - 1]; /* a note keeps the word */
     if (value && !takes_value(r->kind) && r->kind != K_REFUSE) return bad_value(word, value, "takes no value");
     if (!value && takes_value(r->kind)) {
         /* -fa alone means on, as it once did elsewhere */
@@ -370,6 +380,7 @@ static sheaf_status check_together(options *o) {
     if (!s) s = exclude(o->interactive, o->json || o->jsonl, "-i and --json");
     if (!s) s = exclude(o->decode, o->prompt || o->file, "--decode and a text");
     if (!s) s = exclude(o->quiet, o->verbose > 0, "-q and -v");
+    if (!s) s = exclude(o->dot, o->json, "--dot and --json");
     if (s) return s;
     if (o->no_conversation) o->raw = true;
     o->max_kl_given = o->max_kl >= 0;
@@ -381,6 +392,9 @@ static sheaf_status check_together(options *o) {
         if (s) return s;
         if (o->threads > 4096) return bad_value("-t", o->threads_list, "more than 4096 threads");
     }
+    if (o->n_positional && o->bit != CMD_INSPECT)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: %s takes no argument without a flag", o->positional[0],
+                          o->command);
     if (o->split_mode && strcmp(o->split_mode, "tensor") && strcmp(o->split_mode, "layer") &&
         strcmp(o->split_mode, "none")) {
         s = bad_value("-sm", o->split_mode, "not tensor, layer or none");
@@ -419,7 +433,7 @@ sheaf_status options_parse(int argc, char **argv, options *o) {
     defaults(o);
     int i = 1;
     if (argc < 2) {
-        sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: a command must be given");
+        sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: command: none is given");
         return sheaf_error_hint(s, "commands: %s; sheaf --help explains them", options_commands());
     }
     if (argv[1][0] == '-') {
@@ -483,6 +497,11 @@ void options_help(const options *o, FILE *out) {
         if ((rows[i].commands & o->bit) && (rows[i].kind == K_NOTE || rows[i].kind == K_NOTE_VALUE))
             fprintf(out, " %s", rows[i].names);
     fputc('\n', out);
+}
+
+void options_notes(const options *o, FILE *out) {
+    for (int i = 0; i < o->n_notes; i++)
+        fprintf(out, "sheaf: note: %s is accepted and ignored: %s\n", o->note[i][0], o->note[i][1]);
 }
 
 void options_help_env(FILE *out) {

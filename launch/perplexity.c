@@ -7,6 +7,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "launch/json.h"
 
@@ -26,7 +28,8 @@ typedef struct work {
     const options *o;
     session s, other; /* --against */
     bool has_other;
-    FILE *file; /* logits file */
+    FILE *file;    /* logits file */
+    char *partial; /* the name it has until it is whole; NULL: its own */
     bool reading;
     int n_ctx, n_vocab, n_chunk;
     sheaf_ids tokens;
@@ -91,8 +94,8 @@ static sheaf_status compare_rows(scores *sc, const float *x, const softmax *s, c
 /* --- the file's rows ---------------------------------------------------------------------------------------- */
 
 static sheaf_status io_error(const work *w, const char *doing) {
-    bool full = errno == ENOSPC || errno == EDQUOT;
-    return sheaf_fail(full ? SHEAF_E_NO_SPACE : SHEAF_E_IO, "%s %s: %s", doing, w->o->kl_base,
+    bool full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
+    return sheaf_fail(full ? SHEAF_E_NO_SPACE : SHEAF_E_IO, "%s: %s: %s", doing, w->o->kl_base,
                       ferror(w->file) ? strerror(errno) : "it ends too early");
 }
 
@@ -120,11 +123,44 @@ static sheaf_status compare_with_file(work *w, const float *x, const softmax *s)
     return add_kl(&w->sc, kl, best == s->best);
 }
 
+/* A file that is not whole never has the name asked for; what is no plain file (a pipe) is written as it is. */
+static sheaf_status create_file(work *w) {
+    const char *path = w->o->kl_base;
+    struct stat st;
+    if (stat(path, &st) || S_ISREG(st.st_mode)) {
+        size_t n = strlen(path) + sizeof ".partial";
+        w->partial = sheaf_malloc(n);
+        if (!w->partial) return sheaf_fail(SHEAF_E_NO_MEMORY, "writing: %s: out of memory", path);
+        snprintf(w->partial, n, "%s.partial", path);
+    }
+    w->file = fopen(w->partial ? w->partial : path, "wb");
+    if (w->file) return SHEAF_OK;
+    sheaf_status s = sheaf_fail(SHEAF_E_IO, "writing: %s: %s", path, strerror(errno));
+    sheaf_free(w->partial);
+    w->partial = NULL;
+    return s;
+}
+
+/* Ends the logits file: under its name if all went well, else not at all. */
+static sheaf_status close_file(work *w, sheaf_status s) {
+    if (!w->file) return s;
+    bool ok = !ferror(w->file) && !fflush(w->file);
+    if (!w->reading && !s && !ok) s = io_error(w, "writing");
+    if (fclose(w->file) && !w->reading && !s)
+        s = sheaf_fail(SHEAF_E_IO, "writing: %s: %s", w->o->kl_base, strerror(errno));
+    w->file = NULL;
+    if (!w->partial) return s;
+    if (!s && rename(w->partial, w->o->kl_base))
+        s = sheaf_fail(SHEAF_E_IO, "writing: %s: %s", w->o->kl_base, strerror(errno));
+    if (s) unlink(w->partial);
+    return s;
+}
+
 static sheaf_status write_header(work *w) {
     int32_t head[3] = {w->n_ctx, w->n_vocab, w->n_chunk};
     size_t n = (size_t)w->n_chunk * (size_t)w->n_ctx;
-    w->file = fopen(w->o->kl_base, "wb");
-    if (!w->file) return sheaf_fail(SHEAF_E_IO, "writing %s: %s", w->o->kl_base, strerror(errno));
+    sheaf_status s = create_file(w);
+    if (s) return s;
     bool ok = fwrite(magic, 1, 8, w->file) == 8 && fwrite(head, 4, 3, w->file) == 3 &&
               fwrite(w->tokens.v, 4, n, w->file) == n;
     return ok ? SHEAF_OK : io_error(w, "writing");
@@ -135,14 +171,14 @@ static sheaf_status read_header(work *w) {
     char start[8];
     int32_t head[3];
     w->file = fopen(w->o->kl_base, "rb");
-    if (!w->file) return sheaf_fail(SHEAF_E_IO, "reading %s: %s", w->o->kl_base, strerror(errno));
+    if (!w->file) return sheaf_fail(SHEAF_E_IO, "reading: %s: %s", w->o->kl_base, strerror(errno));
     if (fread(start, 1, 8, w->file) != 8 || memcmp(start, magic, 8))
-        return sheaf_fail(SHEAF_E_FORMAT, "reading %s: it is no logits file", w->o->kl_base);
+        return sheaf_fail(SHEAF_E_FORMAT, "reading: %s: it is no logits file", w->o->kl_base);
     if (fread(head, 4, 3, w->file) != 3) return io_error(w, "reading");
     if (head[0] < 4 || head[0] > 1 << 24 || head[2] < 1 || head[2] > 1 << 24)
-        return sheaf_fail(SHEAF_E_FORMAT, "reading %s: %d chunks of %d tokens", w->o->kl_base, head[2], head[0]);
+        return sheaf_fail(SHEAF_E_FORMAT, "reading: %s: %d chunks of %d tokens", w->o->kl_base, head[2], head[0]);
     if (head[1] != w->n_vocab)
-        return sheaf_fail(SHEAF_E_FORMAT, "reading %s: a vocabulary of %d, the model has %d", w->o->kl_base, head[1],
+        return sheaf_fail(SHEAF_E_FORMAT, "reading: %s: a vocabulary of %d, the model has %d", w->o->kl_base, head[1],
                           w->n_vocab);
     w->n_ctx = head[0];
     w->n_chunk = w->o->chunks > 0 && w->o->chunks < head[2] ? w->o->chunks : head[2];
@@ -152,7 +188,7 @@ static sheaf_status read_header(work *w) {
         if (fread(bite, 4, n, w->file) != n) return io_error(w, "reading");
         for (size_t i = 0; i < n; i++)
             if (bite[i] < 0 || bite[i] >= w->n_vocab)
-                return sheaf_fail(SHEAF_E_FORMAT, "reading %s: token id %d outside the vocabulary", w->o->kl_base,
+                return sheaf_fail(SHEAF_E_FORMAT, "reading: %s: token id %d outside the vocabulary", w->o->kl_base,
                                   bite[i]);
         sheaf_status s = sheaf_ids_append(&w->tokens, bite, n);
         if (s) return s;
@@ -210,7 +246,7 @@ static sheaf_status run_chunks(work *w) {
     double start = now_ms();
     for (int i = 0; i < w->n_chunk && !s; i++) {
         s = run_chunk(w, i, ids, want);
-        if (s || w->o->quiet) continue;
+        if (s || w->o->quiet || !isatty(STDERR_FILENO)) continue;
         fprintf(stderr, "[%d] %.4f%s", i + 1, exp(w->sc.nll / (double)w->sc.n), i + 1 < w->n_chunk ? ", " : "\n");
         if (i == 0) fprintf(stderr, "(%.1f s a chunk) ", (now_ms() - start) / 1e3);
         fflush(stderr);
@@ -232,7 +268,7 @@ static sheaf_status text_tokens(work *w) {
     sheaf_free(text);
     if (s) return s;
     if (w->tokens.n < 2 * (size_t)w->n_ctx)
-        return sheaf_fail(SHEAF_E_RANGE, "perplexity of %s: %zu tokens, at least %d are needed with -c %d", w->o->file,
+        return sheaf_fail(SHEAF_E_RANGE, "perplexity: %s: %zu tokens, at least %d are needed with -c %d", w->o->file,
                           w->tokens.n, 2 * w->n_ctx, w->n_ctx);
     int all = (int)(w->tokens.n / (size_t)w->n_ctx);
     w->n_chunk = w->o->chunks > 0 && w->o->chunks < all ? w->o->chunks : all;
@@ -309,16 +345,16 @@ static sheaf_status tell(work *w) {
 static sheaf_status judge(const work *w) {
     double mean = w->sc.n_kl ? w->sc.kl / (double)w->sc.n_kl : 0;
     if (!w->o->max_kl_given || mean <= w->o->max_kl) return SHEAF_OK;
-    return sheaf_fail(SHEAF_E_MISMATCH, "perplexity: mean divergence %g is over --max-kl %g", mean, w->o->max_kl);
+    return sheaf_fail(SHEAF_E_MISMATCH, "perplexity: --max-kl %g: the mean divergence is %g", w->o->max_kl, mean);
 }
 
 static sheaf_status check_options(const options *o) {
     if (o->kl_divergence && !o->kl_base)
-        return sheaf_fail(SHEAF_E_ARGUMENT, "options: --kl-divergence needs --kl-divergence-base FILE");
+        return sheaf_fail(SHEAF_E_ARGUMENT, "options: --kl-divergence: it needs --kl-divergence-base FILE");
     if (o->against && o->kl_base)
         return sheaf_fail(SHEAF_E_ARGUMENT, "options: --against and --kl-divergence-base: exclude each other");
     if (o->max_kl_given && !o->against && !o->kl_divergence)
-        return sheaf_fail(SHEAF_E_ARGUMENT, "options: --max-kl needs --against or --kl-divergence");
+        return sheaf_fail(SHEAF_E_ARGUMENT, "options: --max-kl: it needs --against or --kl-divergence");
     return SHEAF_OK;
 }
 
@@ -330,11 +366,12 @@ sheaf_status cmd_perplexity(const options *o) {
         s = sheaf_follow(w.s.context);
     } else if (!s) {
         s = run_chunks(&w);
-        if (!s && w.file && !w.reading && fflush(w.file)) s = io_error(&w, "writing");
+        s = close_file(&w, s);
         if (!s) s = tell(&w);
         if (!s) s = judge(&w);
     }
-    if (w.file) fclose(w.file);
+    s = close_file(&w, s); /* where opening the rest failed */
+    sheaf_free(w.partial);
     session_close(&w.other);
     session_close(&w.s);
     sheaf_ids_free(&w.tokens);

@@ -1,8 +1,8 @@
 /* What a run cost, for a person (stderr) and for a machine (stdout, CLI.md's keys). */
-#include <cjson/cJSON.h>
 #include <string.h>
 
 #include "launch/generate.h"
+#include "launch/json.h"
 
 static double rate(double n, double ms) { return ms > 0 ? n / ms * 1e3 : 0; }
 
@@ -40,53 +40,48 @@ void report(const generator *g, FILE *out) {
     fprintf(out, "logits  hash %016llx\n", (unsigned long long)g->logits_hash);
 }
 
-static cJSON *ids_json(const sheaf_ids *ids) { return cJSON_CreateIntArray(ids->v, (int)ids->n); }
-
-static bool add_timings(cJSON *root, const generator *g) {
-    cJSON *t = cJSON_AddObjectToObject(root, "timings");
-    return t && cJSON_AddNumberToObject(t, "load_ms", g->s->load_ms) &&
-           cJSON_AddNumberToObject(t, "prompt_ms", g->prompt_ms) &&
-           cJSON_AddNumberToObject(t, "prompt_per_second", rate(g->prompt_run, g->prompt_ms)) &&
-           cJSON_AddNumberToObject(t, "predicted_ms", g->reply_ms) &&
-           cJSON_AddNumberToObject(t, "predicted_per_second", reply_rate(g));
+static void add_ids(jdoc *d, const char *key, const sheaf_ids *ids) {
+    cJSON *list = j_array(d, d->root, key);
+    for (size_t i = 0; i < ids->n; i++) j_integer(d, list, NULL, ids->v[i]);
 }
 
-static bool add_steady(cJSON *root, const generator *g) {
-    bool counted = heap_calls() >= 0 && g->steady_tokens > 0;
-    bool timed = g->steady_tokens > 0 && g->steady_ms > 0;
-    cJSON *a = counted
-                   ? cJSON_AddNumberToObject(root, "heap_allocs_per_token", (double)g->steady_calls / g->steady_tokens)
-                   : cJSON_AddNullToObject(root, "heap_allocs_per_token");
-    cJSON *b = timed ? cJSON_AddNumberToObject(root, "overhead_share", 1 - g->steady_device_ms / g->steady_ms)
-                     : cJSON_AddNullToObject(root, "overhead_share");
-    return a && b;
+static void add_timings(jdoc *d, const generator *g) {
+    cJSON *t = j_object(d, d->root, "timings");
+    j_number(d, t, "load_ms", g->s->load_ms);
+    j_number(d, t, "prompt_ms", g->prompt_ms);
+    j_number(d, t, "prompt_per_second", rate(g->prompt_run, g->prompt_ms));
+    j_number(d, t, "predicted_ms", g->reply_ms);
+    j_number(d, t, "predicted_per_second", reply_rate(g));
 }
 
-static bool add_devices(cJSON *root, const session *s) {
-    cJSON *list = cJSON_AddArrayToObject(root, "devices");
-    for (int i = 0; list && i < s->n_devices; i++)
-        if (!cJSON_AddItemToArray(list, cJSON_CreateString(s->devices[i]->name))) return false;
-    return list != NULL;
-}
-
-static bool fill(cJSON *root, const generator *g, const sheaf_ids *prompt) {
-    char hash[24];
-    speed v = measure(g);
-    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)g->logits_hash);
-    return root && cJSON_AddStringToObject(root, "text", g->text) &&
-           cJSON_AddItemToObject(root, "prompt_tokens", ids_json(prompt)) &&
-           cJSON_AddItemToObject(root, "tokens", ids_json(&g->reply)) &&
-           cJSON_AddStringToObject(root, "stop", g->stop) && cJSON_AddStringToObject(root, "logits_hash", hash) &&
-           add_devices(root, g->s) && add_timings(root, g) && cJSON_AddNumberToObject(root, "read_gb_per_s", v.gbs) &&
-           cJSON_AddNumberToObject(root, "limit_gb_per_s", v.limit) && add_steady(root, g);
+/* Of tokens that reused their graph; null where there were none, or where calls cannot be counted. */
+static void add_steady(jdoc *d, const generator *g) {
+    bool some = g->steady_tokens > 0;
+    if (some && heap_calls() >= 0)
+        j_number(d, d->root, "heap_allocs_per_token", (double)g->steady_calls / g->steady_tokens);
+    else
+        j_null(d, d->root, "heap_allocs_per_token");
+    if (some && g->steady_ms > 0)
+        j_number(d, d->root, "overhead_share", 1 - g->steady_device_ms / g->steady_ms);
+    else
+        j_null(d, d->root, "overhead_share");
 }
 
 sheaf_status report_json(const generator *g, const sheaf_ids *prompt, bool line) {
-    cJSON *root = cJSON_CreateObject();
-    char *text = fill(root, g, prompt) ? (line ? cJSON_PrintUnformatted(root) : cJSON_Print(root)) : NULL;
-    cJSON_Delete(root);
-    if (!text) return sheaf_fail(SHEAF_E_NO_MEMORY, "writing JSON: out of memory");
-    puts(text);
-    cJSON_free(text);
-    return SHEAF_OK;
+    char hash[24];
+    speed v = measure(g);
+    jdoc d = j_new(false);
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)g->logits_hash);
+    j_text(&d, d.root, "text", (sheaf_str){g->text, g->text_n});
+    add_ids(&d, "prompt_tokens", prompt);
+    add_ids(&d, "tokens", &g->reply);
+    j_string(&d, d.root, "stop", g->stop);
+    j_string(&d, d.root, "logits_hash", hash);
+    cJSON *devices = j_array(&d, d.root, "devices");
+    for (int i = 0; i < g->s->n_devices; i++) j_string(&d, devices, NULL, g->s->devices[i]->name);
+    add_timings(&d, g);
+    j_number(&d, d.root, "read_gb_per_s", v.gbs);
+    j_number(&d, d.root, "limit_gb_per_s", v.limit);
+    add_steady(&d, g);
+    return j_print(&d, line);
 }

@@ -29,7 +29,7 @@ static sheaf_status prompt_ids(const session *s, const options *o, const char *t
         unsigned flags = SHEAF_TOKENIZE_ADD_SPECIAL | (o->parse_special ? SHEAF_TOKENIZE_PARSE_SPECIAL : 0);
         if (o->system)
             return sheaf_fail(SHEAF_E_ARGUMENT,
-                              "options: -sys needs a chat template, and --raw or the file leaves it out");
+                              "options: -sys: it needs a chat template, and --raw or the file leaves it out");
         return sheaf_tokenize(sheaf_model_tokenizer(s->model), text, n, flags, ids);
     }
     sheaf_message m[2];
@@ -63,8 +63,6 @@ sheaf_status cmd_run(const options *o) {
     session s;
     char *text = NULL;
     size_t n = 0;
-    if (o->n_positional)
-        return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: run takes no argument without a flag", o->positional[0]);
     sheaf_status status = session_open(&s, o, o->n_devices ? o->devices[0] : NULL, SESSION_MODEL | SESSION_CONTEXT);
     if (!status && !session_leads(&s)) {
         status = sheaf_follow(s.context);

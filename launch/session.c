@@ -40,7 +40,7 @@ static sheaf_status open_model(session *s, const options *o, unsigned parts) {
     size_t table_bytes = 0;
     bar b = {"loading", isatty(STDERR_FILENO) && !o->quiet && session_leads(s)};
     if (!o->model) {
-        sheaf_status status = sheaf_fail(SHEAF_E_ARGUMENT, "options: -m FILE is missing");
+        sheaf_status status = sheaf_fail(SHEAF_E_ARGUMENT, "options: -m FILE: it is missing");
         return sheaf_error_hint(status, "the repository ships one: -m models/tiny/sheaf-tiny-q8_0.gguf");
     }
     if (o->split_table) {
@@ -70,7 +70,7 @@ static sheaf_status open_model(session *s, const options *o, unsigned parts) {
     sheaf_status status = sheaf_model_load(o->model, &mo, &s->model);
     s->load_ms = now_ms() - start;
     sheaf_free(table);
-    return status;
+    return status ? sheaf_error_context(status, "loading") : SHEAF_OK;
 }
 
 static sheaf_status cache_type(const char *name, const char *option, sheaf_type *out) {
@@ -90,7 +90,8 @@ sheaf_status session_open_context(session *s, const options *o) {
     co.strict = o->strict;
     sheaf_status status = cache_type(o->type_k, "-ctk", &co.type_k);
     if (!status) status = cache_type(o->type_v, "-ctv", &co.type_v);
-    return status ? status : sheaf_context_new(s->model, &co, &s->context);
+    if (!status) status = sheaf_context_new(s->model, &co, &s->context);
+    return status && status != SHEAF_E_ARGUMENT ? sheaf_error_context(status, "making a context") : status;
 }
 
 sheaf_status session_open(session *s, const options *o, const char *list, unsigned parts) {

@@ -225,14 +225,14 @@ static sheaf_status compare(const split_view *v, const char *path) {
     if (s) return s;
     cJSON *want = cJSON_ParseWithLength(text, n);
     sheaf_free(text);
-    if (!want) return sheaf_fail(SHEAF_E_FORMAT, "comparing with %s: it is no JSON document", path);
+    if (!want) return sheaf_fail(SHEAF_E_FORMAT, "comparing: %s: it is no JSON document", path);
     jdoc have = make_json(v);
     reread(&have);
     int lines = 0;
     if (have.failed) {
-        s = sheaf_fail(SHEAF_E_NO_MEMORY, "comparing with %s: out of memory", path);
+        s = sheaf_fail(SHEAF_E_NO_MEMORY, "comparing: %s: out of memory", path);
     } else if (!cJSON_GetObjectItem(want, "tensors")) {
-        s = sheaf_fail(SHEAF_E_FORMAT, "comparing with %s: it has no list \"tensors\"", path);
+        s = sheaf_fail(SHEAF_E_FORMAT, "comparing: %s: it has no list \"tensors\"", path);
     } else {
         lines =
             diff_lists(cJSON_GetObjectItem(want, "tensors"), cJSON_GetObjectItem(have.root, "tensors"), tensor_keys);
@@ -242,7 +242,7 @@ static sheaf_status compare(const split_view *v, const char *path) {
     }
     cJSON_Delete(want);
     cJSON_Delete(have.root);
-    if (!s && lines) s = sheaf_fail(SHEAF_E_MISMATCH, "comparing with %s: %d differences", path, lines);
+    if (!s && lines) s = sheaf_fail(SHEAF_E_MISMATCH, "comparing: %s: %d differences", path, lines);
     return s;
 }
 
@@ -402,7 +402,7 @@ static sheaf_status open_policy(const options *o, const char *arch, sheaf_policy
     size_t n = 0;
     sheaf_status s = read_text(o->split_table, &text, &n);
     if (!s) s = sheaf_policy_new(text, n, out);
-    if (s) s = sheaf_error_context(s, "split table %s", o->split_table);
+    if (s) s = sheaf_error_context(s, "split table: %s", o->split_table);
     sheaf_free(text);
     return s;
 }
@@ -447,7 +447,7 @@ static sheaf_status split_list(const options *o) {
     if (!status) status = read_text(o->tensors, &l.text, &n);
     if (!status) {
         status = parse_list(&l);
-        if (status) status = sheaf_error_context(status, "tensor list %s", o->tensors);
+        if (status) status = sheaf_error_context(status, "tensor list: %s", o->tensors);
     }
     if (!status) status = sheaf_arena_new((size_t)1 << 16, &a);
     if (!status) status = place_list(&v, &l, o, &s, a);
@@ -488,7 +488,8 @@ static sheaf_status print_table(const options *o) {
     }
     const char *text = sheaf_policy_builtin_text(arch);
     if (!text) {
-        sheaf_status s = sheaf_fail(SHEAF_E_NOT_FOUND, "split table: no built-in one for architecture \"%s\"", arch);
+        sheaf_status s =
+            sheaf_fail(SHEAF_E_NOT_FOUND, "split table: %s: there is no built-in one for this architecture", arch);
         return sheaf_error_hint(s, "known: %s", sheaf_known_architectures());
     }
     fputs(text, stdout);

@@ -85,10 +85,10 @@ sheaf_status cmd_tokenize(const options *o) {
     sheaf_gguf *g = NULL;
     sheaf_tokenizer *t = NULL;
     sheaf_tokenizer_options to = {.force = o->force_pretokenizer};
-    if (!o->model) return sheaf_fail(SHEAF_E_ARGUMENT, "options: -m FILE is missing");
+    if (!o->model) return sheaf_fail(SHEAF_E_ARGUMENT, "options: -m FILE: it is missing");
     sheaf_status s = sheaf_gguf_open(o->model, &g);
     if (!s) s = sheaf_tokenizer_new(g, &to, &t);
-    if (s) s = sheaf_error_context(s, "loading %s", o->model);
+    if (s) s = sheaf_error_context(s, "loading");
     if (!s) s = o->decode ? decode(o, t) : encode(o, t);
     sheaf_tokenizer_free(t);
     sheaf_gguf_close(g);

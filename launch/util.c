@@ -14,7 +14,8 @@ double now_ms(void) {
 
 sheaf_status stdout_failed(void) {
     if (errno == ENOSPC) return sheaf_fail(SHEAF_E_NO_SPACE, "writing: standard output: the disk is full");
-    return sheaf_fail(SHEAF_E_IO, "writing: standard output: %s", errno == EPIPE ? "the reader is gone" : strerror(errno));
+    return sheaf_fail(SHEAF_E_IO, "writing: standard output: %s",
+                      errno == EPIPE ? "the reader is gone" : strerror(errno));
 }
 
 sheaf_status check_utf8(const char *what, const char *text, size_t n) {

@@ -21,12 +21,17 @@ static void teardown(void) { remove_folder(strdup(folder_path)); }
 TestSuite(chat, .init = setup, .fini = teardown);
 
 Test(chat, a_template_wraps_the_prompt_unless_it_is_raw, .timeout = 60) {
-    outcome wrapped = sheaf("run -m %s -p Hello -n 0 --json", model), raw = sheaf("run -m %s -p Hello -n 0 --json --raw", model),
-            no_cnv = sheaf("run -m %s -p Hello -n 0 --json -no-cnv", model), ids = sheaf("tokenize -m %s --json -p Hello", model);
+    outcome wrapped = sheaf("run -m %s -p Hello -n 0 --json", model),
+            raw = sheaf("run -m %s -p Hello -n 0 --json --raw", model),
+            no_cnv = sheaf("run -m %s -p Hello -n 0 --json -no-cnv", model),
+            ids = sheaf("tokenize -m %s --json -p Hello", model);
     cJSON *a = expect_json(&wrapped), *b = expect_json(&raw), *c = expect_json(&no_cnv), *d = expect_json(&ids);
-    cr_assert(cJSON_Compare(expect_key(&raw, b, "prompt_tokens", cJSON_Array), d, true), "%s, not %s", raw.out, ids.out);
-    cr_assert(cJSON_Compare(expect_key(&no_cnv, c, "prompt_tokens", cJSON_Array), d, true), "%s, not %s", no_cnv.out, ids.out);
-    cr_assert(cJSON_GetArraySize(expect_key(&wrapped, a, "prompt_tokens", cJSON_Array)) > cJSON_GetArraySize(d), "%s", wrapped.out);
+    cr_assert(cJSON_Compare(expect_key(&raw, b, "prompt_tokens", cJSON_Array), d, true), "%s, not %s", raw.out,
+              ids.out);
+    cr_assert(cJSON_Compare(expect_key(&no_cnv, c, "prompt_tokens", cJSON_Array), d, true), "%s, not %s", no_cnv.out,
+              ids.out);
+    cr_assert(cJSON_GetArraySize(expect_key(&wrapped, a, "prompt_tokens", cJSON_Array)) > cJSON_GetArraySize(d), "%s",
+              wrapped.out);
     cJSON_Delete(a);
     cJSON_Delete(b);
     cJSON_Delete(c);
@@ -85,7 +90,8 @@ Test(chat, lines_through_a_pipe_are_turns, .timeout = 60) {
 
 Test(chat, the_first_turn_is_what_run_says, .timeout = 60) {
     how h = {.in = "Tell a tale\n", .in_n = 12};
-    outcome chat = sheaf_how(&h, "run -m %s -i --temp 0 -n 12 -q", model), once = sheaf("run -m %s --temp 0 -n 12 -q -p 'Tell a tale'", model);
+    outcome chat = sheaf_how(&h, "run -m %s -i --temp 0 -n 12 -q", model),
+            once = sheaf("run -m %s --temp 0 -n 12 -q -p 'Tell a tale'", model);
     expect_text(chat.out, once.out);
     outcome_free(&chat);
     outcome_free(&once);
@@ -152,7 +158,8 @@ Test(chat, ctrl_c_in_a_reply_stops_the_reply_not_the_program, .timeout = 120) {
     /* the reply is running once there is more than the echo */
     for (int i = 0; i < 200 && t.n < at + 60; i++) terminal_wait(&t, t.n + 1, "\1", 0);
     terminal_type(&t, "\x03");
-    cr_assert(terminal_wait(&t, t.n, "\n> ", 20) || terminal_wait(&t, at + 60, "> ", 1), "no prompt after the reply: \"%s\"", t.shown);
+    cr_assert(terminal_wait(&t, t.n, "\n> ", 20) || terminal_wait(&t, at + 60, "> ", 1),
+              "no prompt after the reply: \"%s\"", t.shown);
     terminal_settle(&t, 200);
     at = t.n;
     terminal_type(&t, "/exit\r");

@@ -157,7 +157,8 @@ Test(endings, a_closed_standard_output_spoils_no_file, .timeout = 60) {
     snprintf(b, sizeof b, "%s/without", folder);
     how h = {.no_out = true};
     outcome with = sheaf("perplexity -m %s -f %s -c 64 --chunks 1 -q --kl-divergence-base %s", TINY, TALES, a),
-            without = sheaf_how(&h, "perplexity -m %s -f %s -c 64 --chunks 1 -q --kl-divergence-base %s", TINY, TALES, b);
+            without =
+                sheaf_how(&h, "perplexity -m %s -f %s -c 64 --chunks 1 -q --kl-divergence-base %s", TINY, TALES, b);
     expect_code(with, 0);
     cr_assert(without.code == 3 || without.code == 4, "exit %d: %s", without.code, without.err);
     size_t n = 0, m = 0;

@@ -10,9 +10,15 @@
 
 /* What opens a model, each in its own way. */
 static const char *const openers[] = {
-    "run -p x -n 1 -q -m %s",        "run -p x -n 1 -q --no-mmap -m %s", "run -p x -n 1 -q --devices cpu/2 -m %s",
-    "split --devices cpu/2 -m %s",   "graph --devices cpu/2 -m %s",      "bench -p 1 -n 1 -r 1 -m %s",
-    "perplexity -f " TALES " -m %s", "tokenize -p x -m %s",              "inspect %s",
+    "run -p x -n 1 -q -m %s",
+    "run -p x -n 1 -q --no-mmap -m %s",
+    "run -p x -n 1 -q --devices cpu/2 -m %s",
+    "split --devices cpu/2 -m %s",
+    "graph --devices cpu/2 -m %s",
+    "bench -p 1 -n 1 -r 1 -m %s",
+    "perplexity -c 16 --chunks 1 -f " TALES " -m %s",
+    "tokenize -p x -m %s",
+    "inspect %s",
 };
 enum { N_OPENERS = sizeof openers / sizeof *openers };
 
@@ -91,8 +97,8 @@ Test(files, a_wrong_byte_anywhere_in_the_head_never_crashes, .timeout = 600) {
         write_file(path, copy, n);
         int opener = (int)rng_below(&r, N_OPENERS);
         outcome o = open_with(opener, path);
-        cr_assert(!o.timed_out && (o.code == 0 || o.code == 3 || o.code == 4), "sheaf %s with byte %zu wrong: exit %d: %s", o.line, at,
-                  o.code, o.err);
+        cr_assert(!o.timed_out && (o.code == 0 || o.code == 3 || o.code == 4),
+                  "sheaf %s with byte %zu wrong: exit %d: %s", o.line, at, o.code, o.err);
         if (o.code) expect_error_line(&o);
         outcome_free(&o);
         free(copy);
@@ -141,7 +147,8 @@ static void add_vocabulary(gguf_build *b) {
 }
 
 static void add_weights(gguf_build *b, const char *without) {
-    static const char *const matrices[] = {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"};
+    static const char *const matrices[] = {"attn_q",   "attn_k", "attn_v",  "attn_output",
+                                           "ffn_gate", "ffn_up", "ffn_down"};
     char name[64];
     gguf_build_tensor(b, "token_embd.weight", SHEAF_F32, 2, vocab_ne, NULL);
     if (strcmp(without, "output_norm.weight")) gguf_build_tensor(b, "output_norm.weight", SHEAF_F32, 1, row, NULL);
@@ -154,12 +161,36 @@ static void add_weights(gguf_build *b, const char *without) {
 }
 
 enum fault {
-    SOUND, NO_NORM, NO_MATRIX, NO_VOCABULARY, FOREIGN_ARCH, NO_ARCH, ODD_ARCH, HUGE_LAYERS, HUGE_HEADS, ZERO_HEADS, WRONG_SHAPE, WRONG_TYPE, HUGE_TENSOR,
-    FAR_TENSOR, MANY_TENSORS, MANY_KEYS, NAME_TWICE, VERSION_9, ALIGNMENT_0, CONTROL_NAME, HUGE_CONTEXT, NAN_EPS, N_FAULTS,
+    SOUND,
+    NO_NORM,
+    NO_MATRIX,
+    NO_VOCABULARY,
+    FOREIGN_ARCH,
+    NO_ARCH,
+    ODD_ARCH,
+    HUGE_LAYERS,
+    HUGE_HEADS,
+    ZERO_HEADS,
+    WRONG_SHAPE,
+    WRONG_TYPE,
+    HUGE_TENSOR,
+    FAR_TENSOR,
+    MANY_TENSORS,
+    MANY_KEYS,
+    NAME_TWICE,
+    VERSION_9,
+    ALIGNMENT_0,
+    CONTROL_NAME,
+    HUGE_CONTEXT,
+    NAN_EPS,
+    N_FAULTS,
 };
 static const char *const fault_names[] = {
-    "sound", "no norm", "no matrix", "no vocabulary", "foreign arch", "no arch", "odd arch", "huge layers", "huge heads", "zero heads", "wrong shape", "wrong type", "huge tensor",
-    "far tensor", "many tensors", "many keys", "name twice", "version 9", "alignment 0", "control characters", "huge context", "nan epsilon",
+    "sound",        "no norm",     "no matrix",   "no vocabulary", "foreign arch",
+    "no arch",      "odd arch",    "huge layers", "huge heads",    "zero heads",
+    "wrong shape",  "wrong type",  "huge tensor", "far tensor",    "many tensors",
+    "many keys",    "name twice",  "version 9",   "alignment 0",   "control characters",
+    "huge context", "nan epsilon",
 };
 
 static void build_fault(enum fault f, const char *path) {
@@ -249,8 +280,10 @@ Test(files, faults_are_refused_by_whoever_needs_what_is_wrong, .timeout = 400) {
         make_fault((enum fault)f, path);
         for (int i = 0; i < N_OPENERS; i++) {
             outcome o = open_with(i, path);
-            cr_assert(!o.timed_out && (o.code == 0 || o.code == 3 || (o.code == 4 && f == HUGE_CONTEXT)), "%s: sheaf %s: exit %d: %s", fault_names[f], o.line, o.code, o.err);
-            cr_assert(o.code != 0 || !must_refuse((enum fault)f, i), "%s: sheaf %s: accepted: %s", fault_names[f], o.line, o.out);
+            cr_assert(!o.timed_out && (o.code == 0 || o.code == 3 || (o.code == 4 && f == HUGE_CONTEXT)),
+                      "%s: sheaf %s: exit %d: %s", fault_names[f], o.line, o.code, o.err);
+            cr_assert(o.code != 0 || !must_refuse((enum fault)f, i), "%s: sheaf %s: accepted: %s", fault_names[f],
+                      o.line, o.out);
             if (o.code) expect_error_line(&o);
             expect_has_not(o, o.err, "truncated");
             expect_has_not(o, o.out, "\x1b");

@@ -41,7 +41,8 @@ static void sweep(int resource, const rlim_t *values, int n_values, int code) {
                 outcome_free(&o);
                 continue;
             }
-            cr_assert(!o.timed_out && (o.code == 0 || o.code == code), "sheaf %s under limit %llu: exit %d: %s", o.line, (unsigned long long)values[v], o.code, o.err);
+            cr_assert(!o.timed_out && (o.code == 0 || o.code == code), "sheaf %s under limit %llu: exit %d: %s", o.line,
+                      (unsigned long long)values[v], o.code, o.err);
             if (o.code) expect_error_line(&o);
             outcome_free(&o);
         }
@@ -50,13 +51,15 @@ static void sweep(int resource, const rlim_t *values, int n_values, int code) {
 
 Test(limits, little_address_space_is_exit_4, .timeout = 600) {
     if (SANITIZED) skip_test("sanitizers reserve terabytes of addresses");
-    static const rlim_t values[] = {24ull << 20, 32ull << 20, 40ull << 20, 48ull << 20, 64ull << 20, 96ull << 20, 160ull << 20, 4096ull << 20};
+    static const rlim_t values[] = {24ull << 20, 32ull << 20, 40ull << 20,  48ull << 20,
+                                    64ull << 20, 96ull << 20, 160ull << 20, 4096ull << 20};
     sweep(RLIMIT_AS, values, 8, 4);
 }
 
 Test(limits, little_data_memory_is_exit_4, .timeout = 600) {
     if (SANITIZED) skip_test("sanitizers need much memory of their own");
-    static const rlim_t values[] = {1ull << 20, 2ull << 20, 4ull << 20, 8ull << 20, 16ull << 20, 40ull << 20, 2048ull << 20};
+    static const rlim_t values[] = {1ull << 20,  2ull << 20,  4ull << 20,   8ull << 20,
+                                    16ull << 20, 40ull << 20, 2048ull << 20};
     sweep(RLIMIT_DATA, values, 7, 4);
 }
 
@@ -68,7 +71,8 @@ Test(limits, few_descriptors_are_exit_4, .timeout = 600) {
 Test(limits, a_context_that_no_memory_holds_is_exit_4, .timeout = 60) {
     static const char *const sizes[] = {"100000000", "2000000000", "2147483647"};
     for (int i = 0; i < 3; i++) {
-        outcome o = sheaf("run -m %s -p x -c %s", TINY, sizes[i]), two = sheaf("run -m %s -p x -c %s --devices cpu/2", TINY, sizes[i]);
+        outcome o = sheaf("run -m %s -p x -c %s", TINY, sizes[i]),
+                two = sheaf("run -m %s -p x -c %s --devices cpu/2", TINY, sizes[i]);
         expect_refusal(&o, 4);
         expect_refusal(&two, 4);
         outcome_free(&o);
@@ -81,7 +85,8 @@ Test(limits, four_runs_at_once_give_what_one_gives, .timeout = 120) {
     static const char *const devices[N] = {"cpu", "cpu/2", "cpu/2", "cpu/3"};
     outcome one = sheaf("run -m %s -p 'Once upon a time' -n 48 --temp 0 -q", TINY);
     running r[N];
-    for (int i = 0; i < N; i++) r[i] = sheaf_start(NULL, "run -m %s -p 'Once upon a time' -n 48 --temp 0 -q --devices %s", TINY, devices[i]);
+    for (int i = 0; i < N; i++)
+        r[i] = sheaf_start(NULL, "run -m %s -p 'Once upon a time' -n 48 --temp 0 -q --devices %s", TINY, devices[i]);
     for (int i = 0; i < N; i++) {
         outcome o = sheaf_finish(&r[i], 60);
         expect_code(o, 0);

@@ -24,8 +24,8 @@ Test(run, prompt_comes_from_p_f_or_standard_input_alike, .timeout = 60) {
     char *folder = make_folder(), *path = join(folder, "prompt.txt");
     write_file(path, text, sizeof text - 1);
     how h = {.in = text, .in_n = sizeof text - 1};
-    outcome p = sheaf(GREEDY "-n 12 -p '%s'", text), f = sheaf(GREEDY "-n 12 -f %s", path), in = sheaf_how(&h, GREEDY "-n 12"),
-            dash = sheaf_how(&h, GREEDY "-n 12 -f -");
+    outcome p = sheaf(GREEDY "-n 12 -p '%s'", text), f = sheaf(GREEDY "-n 12 -f %s", path),
+            in = sheaf_how(&h, GREEDY "-n 12"), dash = sheaf_how(&h, GREEDY "-n 12 -f -");
     expect_code(p, 0);
     expect_code(f, 0);
     expect_code(in, 0);
@@ -44,11 +44,14 @@ Test(run, prompt_comes_from_p_f_or_standard_input_alike, .timeout = 60) {
 }
 
 Test(run, escapes_are_undone_only_when_asked, .timeout = 60) {
-    outcome with = sheaf("run -m " TINY " -n 0 --json -e -p 'a\\nb\\tc\\\\'"), without = sheaf("run -m " TINY " -n 0 --json -p 'a\\nb\\tc\\\\'"),
+    outcome with = sheaf("run -m " TINY " -n 0 --json -e -p 'a\\nb\\tc\\\\'"),
+            without = sheaf("run -m " TINY " -n 0 --json -p 'a\\nb\\tc\\\\'"),
             wanted = sheaf("tokenize -m " TINY " --json -p 'a\nb\tc\\'");
     cJSON *a = expect_json(&with), *b = expect_json(&without), *ids = expect_json(&wanted);
-    cr_assert(cJSON_Compare(expect_key(&with, a, "prompt_tokens", cJSON_Array), ids, true), "%s is not %s", with.out, wanted.out);
-    cr_assert(!cJSON_Compare(expect_key(&without, b, "prompt_tokens", cJSON_Array), ids, true), "escapes were undone unasked");
+    cr_assert(cJSON_Compare(expect_key(&with, a, "prompt_tokens", cJSON_Array), ids, true), "%s is not %s", with.out,
+              wanted.out);
+    cr_assert(!cJSON_Compare(expect_key(&without, b, "prompt_tokens", cJSON_Array), ids, true),
+              "escapes were undone unasked");
     cJSON_Delete(a);
     cJSON_Delete(b);
     cJSON_Delete(ids);
@@ -58,7 +61,8 @@ Test(run, escapes_are_undone_only_when_asked, .timeout = 60) {
 }
 
 Test(run, prompts_that_cannot_be_run_are_bad_input, .timeout = 100) {
-    char *folder = make_folder(), *secret = join(folder, "secret"), *bad = join(folder, "bad.txt"), *long_one = join(folder, "long.txt");
+    char *folder = make_folder(), *secret = join(folder, "secret"), *bad = join(folder, "bad.txt"),
+         *long_one = join(folder, "long.txt");
     static const char not_utf8[] = "abc\xff\xfe";
     write_file(bad, not_utf8, sizeof not_utf8 - 1);
     write_file(secret, "x", 1);
@@ -70,7 +74,8 @@ Test(run, prompts_that_cannot_be_run_are_bad_input, .timeout = 100) {
     struct {
         char words[512];
         const char *says;
-    } cases[] = {{"-p ''", "empty"}, {"", "empty"}, {"-f /nosuch/file", "/nosuch/file"}, {"", NULL}, {"", NULL}, {"", NULL}};
+    } cases[] = {{"-p ''", "empty"}, {"", "empty"}, {"-f /nosuch/file", "/nosuch/file"},
+                 {"", NULL},         {"", NULL},    {"", NULL}};
     snprintf(cases[3].words, sizeof cases[3].words, "-f %s", folder);
     cases[3].says = "directory";
     snprintf(cases[4].words, sizeof cases[4].words, "-f %s", bad);
@@ -131,7 +136,8 @@ Test(run, json_has_the_promised_keys, .timeout = 60) {
     expect_int(strlen(expect_key(&o, j, "logits_hash", cJSON_String)->valuestring), 16);
     expect_int(cJSON_GetArraySize(expect_key(&o, j, "devices", cJSON_Array)), 1);
     const cJSON *t = expect_key(&o, j, "timings", cJSON_Object);
-    static const char *const times[] = {"load_ms", "prompt_ms", "prompt_per_second", "predicted_ms", "predicted_per_second"};
+    static const char *const times[] = {"load_ms", "prompt_ms", "prompt_per_second", "predicted_ms",
+                                        "predicted_per_second"};
     for (int i = 0; i < 5; i++) cr_assert(expect_key(&o, t, times[i], cJSON_Number)->valuedouble > 0, "%s", times[i]);
     cr_assert(expect_key(&o, j, "read_gb_per_s", cJSON_Number)->valuedouble > 0, "read_gb_per_s");
     cr_assert(expect_key(&o, j, "limit_gb_per_s", cJSON_Number)->valuedouble > 0, "limit_gb_per_s");
@@ -147,9 +153,11 @@ Test(run, steady_tokens_ask_the_heap_for_nothing, .timeout = 60) {
         outcome o = sheaf("run -m " TINY " -p 'Once upon' -n 80 --temp 0 --json --ignore-eos --devices %s", devices[i]);
         cJSON *j = expect_json(&o);
         const cJSON *calls = expect_key(&o, j, "heap_allocs_per_token", cJSON_Number | cJSON_NULL);
-        if (!cJSON_IsNull(calls)) cr_assert(calls->valuedouble == 0, "%s: %g calls a token", devices[i], calls->valuedouble);
+        if (!cJSON_IsNull(calls))
+            cr_assert(calls->valuedouble == 0, "%s: %g calls a token", devices[i], calls->valuedouble);
         const cJSON *share = expect_key(&o, j, "overhead_share", cJSON_Number);
-        cr_assert(share->valuedouble >= 0 && share->valuedouble <= 1, "%s: overhead share %g", devices[i], share->valuedouble);
+        cr_assert(share->valuedouble >= 0 && share->valuedouble <= 1, "%s: overhead share %g", devices[i],
+                  share->valuedouble);
         cJSON_Delete(j);
         outcome_free(&o);
     }
@@ -167,7 +175,8 @@ Test(run, plain_text_is_the_same_text_as_in_json, .timeout = 60) {
     outcome plain = sheaf(GREEDY "-n 24 -p 'Once upon'"), json = sheaf(GREEDY "-n 24 -p 'Once upon' --json");
     cJSON *j = expect_json(&json);
     const char *text = expect_key(&json, j, "text", cJSON_String)->valuestring;
-    cr_assert(plain.out_n == strlen(text) + 1 && !memcmp(plain.out, text, plain.out_n - 1) && plain.out[plain.out_n - 1] == '\n',
+    cr_assert(plain.out_n == strlen(text) + 1 && !memcmp(plain.out, text, plain.out_n - 1) &&
+                  plain.out[plain.out_n - 1] == '\n',
               "\"%s\" is not \"%s\"", plain.out, text);
     cJSON_Delete(j);
     outcome_free(&plain);
@@ -227,8 +236,8 @@ Test(run, a_stop_string_ends_before_itself, .timeout = 60) {
     cJSON *j = expect_json(&o);
     const char *text = expect_key(&o, j, "text", cJSON_String)->valuestring;
     expect_text(expect_key(&o, j, "stop", cJSON_String)->valuestring, "stop");
-    cr_assert(strlen(text) == (size_t)(first - plain.out) && !strncmp(text, plain.out, strlen(text)), "\"%s\" of \"%s\" until \"%s\"",
-              text, plain.out, stop);
+    cr_assert(strlen(text) == (size_t)(first - plain.out) && !strncmp(text, plain.out, strlen(text)),
+              "\"%s\" of \"%s\" until \"%s\"", text, plain.out, stop);
     cJSON_Delete(j);
     outcome_free(&o);
     outcome_free(&plain);
@@ -240,7 +249,8 @@ Test(run, greedy_and_seeded_replies_repeat, .timeout = 60) {
     static const char *const ways[] = {"--temp 0", "--temp 0 -t 1", "--temp 0.9 -s 42", "--temp 0.9 -s 43"};
     char *text[4];
     for (int i = 0; i < 4; i++) {
-        outcome a = sheaf("run -m " TINY " -q -n 32 -p Once %s", ways[i]), b = sheaf("run -m " TINY " -q -n 32 -p Once %s", ways[i]);
+        outcome a = sheaf("run -m " TINY " -q -n 32 -p Once %s", ways[i]),
+                b = sheaf("run -m " TINY " -q -n 32 -p Once %s", ways[i]);
         expect_code(a, 0);
         expect_text(a.out, b.out);
         text[i] = strdup(a.out);
@@ -253,7 +263,8 @@ Test(run, greedy_and_seeded_replies_repeat, .timeout = 60) {
 }
 
 Test(run, without_a_seed_replies_differ, .timeout = 60) {
-    outcome a = sheaf("run -m " TINY " -q -n 64 -p Once --temp 1.5"), b = sheaf("run -m " TINY " -q -n 64 -p Once --temp 1.5");
+    outcome a = sheaf("run -m " TINY " -q -n 64 -p Once --temp 1.5"),
+            b = sheaf("run -m " TINY " -q -n 64 -p Once --temp 1.5");
     cr_assert(strcmp(a.out, b.out), "two random replies are the same: %s", a.out);
     outcome_free(&a);
     outcome_free(&b);
@@ -284,7 +295,8 @@ Test(run, many_devices_give_the_same_tokens_and_hash, .timeout = 120) {
 /* --- looking inside --- */
 
 Test(run, dumped_tensors_go_to_standard_error, .timeout = 60) {
-    outcome plain = sheaf(GREEDY "-n 3 -p Once"), o = sheaf("run -m " TINY " --temp 0 -n 3 -p Once --dump-tensors '^ffn_out-[02]$'"),
+    outcome plain = sheaf(GREEDY "-n 3 -p Once"),
+            o = sheaf("run -m " TINY " --temp 0 -n 3 -p Once --dump-tensors '^ffn_out-[02]$'"),
             none = sheaf("run -m " TINY " --temp 0 -n 1 -p Once --dump-tensors nosuchtensor");
     expect_code(o, 0);
     expect_text(o.out, plain.out);

