@@ -20,7 +20,8 @@ enum {
 /* Element e = row * NC + column of the register block. Four elements fold into one vector (four lanes of a block
  * are one sum) before they become f64, so that emptying costs a quarter. */
 typedef struct acc {
-    size_t ahead; /* bytes from what is read to what memory is asked for */
+    size_t ahead;  /* bytes from what is read to what memory is asked for */
+    const void *x; /* the columns laid out in scratch, NULL: they did not fit */
     __m512 f[8];
     __m512d lo[2], hi[2]; /* four elements each: [128-bit lane of f][element] */
 } acc;
@@ -234,8 +235,13 @@ INLINE void blocks_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x
                         const int R, const int NC, const kind K) {
     const int bytes = block_bytes(K);
     const int o[4] = {0, full || count > 1 ? bytes : 0, full || count > 2 ? 2 * bytes : 0, full ? 3 * bytes : 0};
-    xgroup xs[4];
-    UNROLL for (int c = 0; c < NC; c++) xs[c] = load_xgroup(x + (size_t)c * a->x_col, a->k, b, full ? 4 : count, K);
+    xgroup loaded[4];
+    const xgroup *xs = s->x ? (const xgroup *)s->x + b / 4 * NC : loaded;
+    if (!s->x) {
+        UNROLL for (int c = 0; c < NC; c++) {
+            loaded[c] = load_xgroup(x + (size_t)c * a->x_col, a->k, b, full ? 4 : count, K);
+        }
+    }
     UNROLL for (int r = 0; r < R; r++) {
         const uint8_t *p = w + (size_t)r * a->w_row + b * bytes;
         UNROLL for (int i = 0; i < 4 * bytes; i += 64) _mm_prefetch((const char *)p + s->ahead + i, _MM_HINT_T1);
@@ -249,14 +255,15 @@ INLINE void blocks_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x
     }
 }
 
-INLINE void blocks_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const int R, const int NC, const kind K,
-                        const bool SEG) {
+INLINE void blocks_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const void *ready, const int R,
+                        const int NC, const kind K, const bool SEG) {
     const uint8_t *w = (const uint8_t *)a->w + (size_t)m * a->w_row;
     const char *x = (const char *)a->x + (size_t)n * a->x_col;
     int64_t blocks = a->k / 32, b = 0;
     int64_t per_piece = a->segment % 128 == 0 ? segment_piece(a->segment, 128, PIECE_LIMIT) / 32 : 4;
     acc s;
     s.ahead = ahead;
+    s.x = ready;
     acc_zero(&s, R, NC, SEG);
     while (b + 4 <= blocks) {
         int64_t end = SEG && b + per_piece < blocks ? b + per_piece : blocks;
@@ -389,8 +396,9 @@ INLINE __m512i lane_scale(const int i, const kind K) {
 
 INLINE void super_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x, int64_t sb, const int R, const int NC,
                        const kind K) {
-    xsuper xs[4];
-    UNROLL for (int c = 0; c < NC; c++) xs[c] = load_xsuper(x + (size_t)c * a->x_col, a->k, sb, K);
+    xsuper loaded[4];
+    const xsuper *xs = s->x ? (const xsuper *)s->x + sb * NC : loaded;
+    if (!s->x) { UNROLL for (int c = 0; c < NC; c++) loaded[c] = load_xsuper(x + (size_t)c * a->x_col, a->k, sb, K); }
     UNROLL for (int r = 0; r < R; r++) {
         const uint8_t *p = w + (size_t)r * a->w_row + sb * block_bytes(K);
         wsuper g;
@@ -412,13 +420,14 @@ INLINE void super_step(const cpu_mm *a, acc *s, const uint8_t *w, const char *x,
     }
 }
 
-INLINE void super_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const int R, const int NC, const kind K,
-                       const bool SEG) {
+INLINE void super_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const void *ready, const int R,
+                       const int NC, const kind K, const bool SEG) {
     const uint8_t *w = (const uint8_t *)a->w + (size_t)m * a->w_row;
     const char *x = (const char *)a->x + (size_t)n * a->x_col;
     int64_t supers = a->k / 256, piece = SEG ? segment_piece(a->segment, 256, PIECE_LIMIT) / 256 : supers;
     acc s;
     s.ahead = ahead;
+    s.x = ready;
     acc_zero(&s, R, NC, SEG);
     for (int64_t b = 0; b < supers;) {
         int64_t end = b + piece < supers ? b + piece : supers;
@@ -469,14 +478,14 @@ INLINE void float_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, cons
 
 /* --- the table ------------------------------------------------------------------------------------- */
 
-INLINE void rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const int R, const int NC, const kind K,
-                 const bool SEG) {
+INLINE void rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const void *ready, const int R, const int NC,
+                 const kind K, const bool SEG) {
     if (K >= F32)
         float_rows(a, m, n, ahead, R, NC, K, SEG);
     else if (K >= Q4_K)
-        super_rows(a, m, n, ahead, R, NC, K, SEG);
+        super_rows(a, m, n, ahead, ready, R, NC, K, SEG);
     else
-        blocks_rows(a, m, n, ahead, R, NC, K, SEG);
+        blocks_rows(a, m, n, ahead, ready, R, NC, K, SEG);
 }
 
 /* Whole groups of R rows that are about AHEAD bytes: memory is asked for those while these are read, but for
@@ -486,12 +495,35 @@ INLINE int64_t rows_ahead(const cpu_mm *a, const int R) {
     return group >= AHEAD || group == 0 ? R : (int64_t)(AHEAD / group) * R;
 }
 
+/* Columns n.. as the steps want them, once for all rows, in this thread's scratch; NULL if they do not fit there
+ * (157,000 elements for one column), and then each group of rows does it again, to the same bits. */
+INLINE const void *lay_out(const cpu_mm *a, int64_t n, const int NC, const kind K) {
+    const char *x = (const char *)a->x + (size_t)n * a->x_col;
+    void *to = (void *)(((uintptr_t)a->scratch + 63) & ~(uintptr_t)63);
+    if (K >= F32) return NULL;
+    int64_t blocks = a->k / 32, groups = K >= Q4_K ? a->k / 256 : (blocks + 3) / 4;
+    size_t each = (K >= Q4_K ? sizeof(xsuper) : sizeof(xgroup)) * (size_t)NC;
+    if ((size_t)groups > (CPU_MM_SCRATCH - 64) / each) return NULL;
+    for (int64_t g = 0; g < groups; g++) {
+        UNROLL for (int c = 0; c < NC; c++) {
+            const char *column = x + (size_t)c * a->x_col;
+            int count = blocks - 4 * g < 4 ? (int)(blocks - 4 * g) : 4;
+            if (K >= Q4_K)
+                ((xsuper *)to)[g * NC + c] = load_xsuper(column, a->k, g, K);
+            else
+                ((xgroup *)to)[g * NC + c] = load_xgroup(column, a->k, 4 * g, count, K);
+        }
+    }
+    return to;
+}
+
 /* All rows for NC columns from n, R at a time and the rest one by one. */
 INLINE void sweep_rows(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n, const int R, const int NC, const kind K,
                        const bool SEG) {
     int64_t m = m0, next = rows_ahead(a, R);
-    for (; m + R <= m1; m += R) rows(a, m, n, m + next + R <= m1 ? (size_t)next * a->w_row : 0, R, NC, K, SEG);
-    for (; m < m1; m++) rows(a, m, n, 0, 1, NC, K, SEG);
+    const void *x = lay_out(a, n, NC, K);
+    for (; m + R <= m1; m += R) rows(a, m, n, m + next + R <= m1 ? (size_t)next * a->w_row : 0, x, R, NC, K, SEG);
+    for (; m < m1; m++) rows(a, m, n, 0, x, 1, NC, K, SEG);
 }
 
 INLINE void sweep(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n, const int R, const int NC, const kind K) {
