@@ -1,6 +1,6 @@
-/* Attention: hands (head, token range) pieces to the kernel of the level.
+/* Attention: hands (heads, token range) pieces to the kernel of the level.
  *
- * A piece is one query head over some tokens. The kernel folds positions in chunks cut at fixed places,
+ * A piece is the query heads of one KV head over some tokens. The kernel folds positions in chunks cut at fixed places,
  * so who takes which piece changes nothing. */
 #include "backends/cpu/program.h"
 
@@ -43,13 +43,20 @@ static cpu_attn describe(const cpu_step *s, const cpu_task *t) {
     };
 }
 
+/* The query heads of one KV head are one piece, for the kernel turns and widens K and V once for all of them;
+ * they are parted only where there are more threads than pieces. */
 static void run_attention(const cpu_step *s, const cpu_task *t) {
     cpu_attn a = describe(s, t);
-    int64_t heads = s->dst->ne[1], pieces = (a.n_tokens + TOKENS - 1) / TOKENS;
-    for (int64_t i; (i = cpu_take(s, t)) < heads * pieces;) {
-        int32_t head = (int32_t)(i / pieces), t0 = (int32_t)(i % pieces) * TOKENS;
-        int32_t t1 = t0 + TOKENS < a.n_tokens ? t0 + TOKENS : a.n_tokens;
-        t->run->kernels->attention(&a, head, head + 1, t0, t1);
+    int32_t heads = (int32_t)s->dst->ne[1], per = a.heads_per_kv, before = a.q_head0 % per, parts = 1;
+    int64_t spans = (a.n_tokens + TOKENS - 1) / TOKENS, groups = (before + heads + per - 1) / per;
+    while (parts < per && groups * parts * spans < t->nth) parts++;
+    for (int64_t i; (i = cpu_take(s, t)) < groups * parts * spans;) {
+        int32_t t0 = (int32_t)(i % spans) * TOKENS, t1 = t0 + TOKENS < a.n_tokens ? t0 + TOKENS : a.n_tokens;
+        int32_t group = (int32_t)(i / spans / parts), part = (int32_t)(i / spans % parts);
+        int32_t h0 = group * per + per * part / parts - before, h1 = group * per + per * (part + 1) / parts - before;
+        if (h0 < 0) h0 = 0;
+        if (h1 > heads) h1 = heads;
+        if (h0 < h1) t->run->kernels->attention(&a, h0, h1, t0, t1);
     }
 }
 
