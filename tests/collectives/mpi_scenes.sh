@@ -4,7 +4,7 @@
 # Exits 77 (skipped) when mpirun cannot start anything here.
 set -u
 mpirun=$1 program=$2 scene=$3
-launch() { timeout 120 "$mpirun" --allow-run-as-root --oversubscribe --bind-to none "$@"; }
+launch() { timeout 200 "$mpirun" --allow-run-as-root --oversubscribe --bind-to none "$@"; }
 launch -n 1 true >/dev/null 2>&1 || { echo "skipped: $mpirun cannot start a program here"; exit 77; }
 status=0
 play() { # LIST
@@ -14,7 +14,7 @@ play() { # LIST
 }
 if [ "$scene" = sums ]; then
     want=
-    for list in 1,4 2,3 3,2 4,1 1,2,2 2,1,2; do
+    for list in 1,4 2,3 4,1 2,1,2; do
         got=$(play "$list") || status=1
         echo "$got"
         hash=$(echo "$got" | grep '^hash ')
