@@ -148,6 +148,12 @@ sheaf_status sheaf_devices_open(sheaf_registry *r, const char *list, const sheaf
 }
 
 sheaf_status sheaf_host_device_open(sheaf_registry *r, sheaf_device *const *members, int n, sheaf_device **out) {
+    /* one for each set of members, however many models come and go */
+    for (int i = 0; i < r->n_devices; i++) {
+        if (!cpu_host_lends(r->devices[i], members, n)) continue;
+        *out = r->devices[i];
+        return SHEAF_OK;
+    }
     sheaf_status s = reserve(r, 1);
     if (!s) s = need_cpu(r);
     if (!s) s = cpu_host_device_open(r->cpu, members, n, out);

@@ -57,8 +57,8 @@ static sheaf_status feed(bench *b, int n, int at_once) {
 
 /* One repetition: depth (not timed), then the prompt in batches or the tokens one by one. */
 static sheaf_status once(bench *b, const bench_row *r, double *ms) {
-    sheaf_kv_clear(b->s.context);
-    sheaf_status s = feed(b, r->n_depth, b->o->n_batch);
+    sheaf_status s = sheaf_kv_clear(b->s.context);
+    if (!s) s = feed(b, r->n_depth, b->o->n_batch);
     double start = now_ms();
     if (!s) s = r->n_prompt ? feed(b, r->n_prompt, b->o->n_batch) : feed(b, r->n_gen, 1);
     *ms = now_ms() - start;

@@ -89,7 +89,8 @@ static sheaf_status print_plan(session *s, const options *o, const plan_summary 
     if (o->json) return print_json(sum);
     if (!sum->plan) {
         if (o->dot)
-            return sheaf_fail(SHEAF_E_UNSUPPORTED, "graph: --dot draws the plan of several devices; there is one");
+            return sheaf_fail(SHEAF_E_ARGUMENT,
+                              "options: --dot: it draws the plan of several devices, and there is one");
         printf("one device: %d nodes in one piece, no collectives\n", sum->nodes);
         return sheaf_sched_print(sheaf_context_sched(s->context), o->explain ? 2 : 1, stdout);
     }
@@ -105,14 +106,13 @@ sheaf_status cmd_graph(const options *o) {
     session s;
     plan_summary sum;
     if (o->memory)
-        return sheaf_fail(SHEAF_E_UNSUPPORTED,
-                          "options: --memory of graph: not supported yet; sheaf split --memory prints the bytes");
+        return sheaf_error_hint(sheaf_fail(SHEAF_E_ARGUMENT, "options: --memory: graph has no such picture yet"),
+                                "sheaf split --memory prints the bytes of each device");
     sheaf_status status =
         session_open(&s, o, o->n_devices ? o->devices[0] : NULL, SESSION_MODEL | SESSION_CONTEXT | SESSION_NO_DATA);
-    if (!status && session_leads(&s)) {
-        status = plan_summarize(&s, o->tokens, &sum);
-        if (!status) status = print_plan(&s, o, &sum);
-    }
+    /* compiling is a step of all ranks together: they agree on the plan before it counts */
+    if (!status) status = plan_summarize(&s, o->tokens, &sum);
+    if (!status && session_leads(&s)) status = print_plan(&s, o, &sum);
     session_close(&s);
     return status;
 }

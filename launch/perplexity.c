@@ -219,8 +219,9 @@ static sheaf_status run_chunk(work *w, int chunk, int32_t *ids, uint8_t *want) {
     int first = w->n_ctx / 2, step = w->o->n_ubatch;
     memcpy(ids, original, (size_t)w->n_ctx * sizeof *ids);
     if (sheaf_tokenizer_adds_bos(tok)) ids[0] = sheaf_tokenizer_bos(tok);
-    sheaf_kv_clear(w->s.context);
-    if (w->has_other) sheaf_kv_clear(w->other.context);
+    sheaf_status cleared = sheaf_kv_clear(w->s.context);
+    if (!cleared && w->has_other) cleared = sheaf_kv_clear(w->other.context);
+    if (cleared) return cleared;
     for (int at = 0; at < w->n_ctx; at += step) {
         int n = w->n_ctx - at < step ? w->n_ctx - at : step, row = 0;
         for (int i = 0; i < n; i++) want[i] = at + i >= first && at + i < w->n_ctx - 1;

@@ -284,10 +284,8 @@ static sheaf_status split_model(const options *o) {
     split_view v = {0};
     sheaf_status status =
         session_open(&s, o, o->n_devices ? o->devices[0] : NULL, SESSION_MODEL | SESSION_CONTEXT | SESSION_NO_DATA);
-    if (!status && session_leads(&s)) {
-        status = fill_from_model(&v, &s, o);
-        if (!status) status = present(&v, o);
-    }
+    if (!status) status = fill_from_model(&v, &s, o); /* compiles the plan: a step of all ranks together */
+    if (!status && session_leads(&s)) status = present(&v, o);
     sheaf_free(v.rows);
     session_close(&s);
     return status;

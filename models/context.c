@@ -94,10 +94,10 @@ static sheaf_status make_cache(sheaf_context *c) {
     size_t bytes = 0;
     for (const sheaf_tensor *t = sheaf_arena_next(c->state, NULL); t; t = sheaf_arena_next(c->state, t))
         if (sheaf_add_overflow(bytes, sheaf_nbytes(t), &bytes)) bytes = SIZE_MAX;
-    s = model_need_memory(m, bytes);
+    if (!m->no_data) s = model_need_memory(m, bytes);
     if (!s) s = sheaf_arena_place_all(c->state, m->device->buffer_type, SHEAF_USAGE_STATE, &c->kv);
     /* Cells that nobody wrote are masked, but 0 x NaN is NaN: they must hold numbers. */
-    if (!s) s = sheaf_buffer_clear(c->kv, 0);
+    if (!s && !m->no_data) s = sheaf_buffer_clear(c->kv, 0);
     return s ? sheaf_error_context(s, "KV cache of %d tokens on %s", c->o.n_ctx, m->device->name) : SHEAF_OK;
 }
 
@@ -407,23 +407,25 @@ int32_t sheaf_kv_used(const sheaf_context *c, int32_t seq) {
 
 void context_kv_clear(sheaf_context *c) { kv_cells_clear(&c->cells); }
 
-void sheaf_kv_clear(sheaf_context *c) {
-    if (follow_leads(c)) (void)follow_send(c, FOLLOW_CLEAR, 0, 0, 0);
-    context_kv_clear(c);
+sheaf_status sheaf_kv_clear(sheaf_context *c) {
+    sheaf_status s = follow_leads(c) ? follow_send(c, FOLLOW_CLEAR, 0, 0, 0) : SHEAF_OK;
+    if (!s) context_kv_clear(c);
+    return s;
 }
 
-sheaf_status context_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1) {
-    if (seq < 0 || seq >= c->o.n_seq) return sheaf_fail(SHEAF_E_RANGE, "sequence %d of %d", seq, c->o.n_seq);
+void context_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1) {
     for (int32_t i = 0; i < c->cells.high; i++)
         if (c->cells.seq[i] == seq && c->cells.pos[i] >= p0 && (p1 < 0 || c->cells.pos[i] < p1))
             kv_cells_release(&c->cells, i);
     kv_cells_settle(&c->cells, seq);
-    return SHEAF_OK;
 }
 
 sheaf_status sheaf_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1) {
+    /* checked before it is sent: a wrong argument here must not end the ranks that follow */
+    if (seq < 0 || seq >= c->o.n_seq) return sheaf_fail(SHEAF_E_RANGE, "sequence %d of %d", seq, c->o.n_seq);
     sheaf_status s = follow_leads(c) ? follow_send(c, FOLLOW_REMOVE, seq, p0, p1) : SHEAF_OK;
-    return s ? s : context_kv_remove(c, seq, p0, p1);
+    if (!s) context_kv_remove(c, seq, p0, p1);
+    return s;
 }
 
 sheaf_context_stats sheaf_context_get_stats(const sheaf_context *c) { return c->stats; }

@@ -86,7 +86,10 @@ static sheaf_status obey(sheaf_context *c, bool *end) {
         s = receive_batch(c, &m);
         /* A failed batch is rank 0's to report; here it was dropped as everywhere, and we go on. */
         return s ? s : (context_run_batch(c) == SHEAF_E_PEER ? SHEAF_E_PEER : SHEAF_OK);
-    case FOLLOW_REMOVE: return context_kv_remove(c, m.n, m.a, m.b);
+    case FOLLOW_REMOVE:
+        if (m.n < 0 || m.n >= c->o.n_seq) return sheaf_fail(SHEAF_E_PEER, "rank 0 sent sequence %d", m.n);
+        context_kv_remove(c, m.n, m.a, m.b);
+        return SHEAF_OK;
     case FOLLOW_CLEAR: context_kv_clear(c); return SHEAF_OK;
     case FOLLOW_END: *end = true; return SHEAF_OK;
     }

@@ -130,7 +130,7 @@ SHEAF_API sheaf_status sheaf_follow(sheaf_context *c);
 
 SHEAF_API int32_t sheaf_n_ctx(const sheaf_context *c);
 SHEAF_API int32_t sheaf_kv_used(const sheaf_context *c, int32_t seq); /* tokens of a sequence */
-SHEAF_API void sheaf_kv_clear(sheaf_context *c);
+SHEAF_API sheaf_status sheaf_kv_clear(sheaf_context *c); /* fails only under mpirun, if a rank cannot be told */
 /* Removes positions [p0, p1) of a sequence (p1 < 0: to the end). */
 SHEAF_API sheaf_status sheaf_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1);
 
@@ -152,7 +152,8 @@ typedef struct sheaf_context_stats {
 SHEAF_API sheaf_context_stats sheaf_context_get_stats(const sheaf_context *c);
 SHEAF_API sheaf_sched *sheaf_context_sched(sheaf_context *c);
 SHEAF_API sheaf_backend *sheaf_context_backend(sheaf_context *c); /* meta backend or the only one */
-/* Builds and allocates (without running) the graph of n_tokens at the given KV fill, for `sheaf graph`. */
+/* Builds and allocates (without running) the graph of n_tokens at the given KV fill, for `sheaf graph`. Collective
+ * over ranks. */
 SHEAF_API sheaf_status sheaf_context_graph(sheaf_context *c, int32_t n_tokens, int32_t n_kv, sheaf_graph **out);
 
 /* --- sampler --------------------------------------------------------------------------------------------- */

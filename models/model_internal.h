@@ -126,6 +126,7 @@ struct sheaf_model {
     sheaf_policy *policy;
 
     sheaf_device *device; /* the meta device, or the only one */
+    bool no_data; /* declared and placed only: contexts touch no memory either */
     bool is_meta;
     sheaf_device *host; /* ends every scheduler's array; the registry's */
     sheaf_device *members[SHEAF_MAX_DEVICES];
@@ -268,7 +269,7 @@ struct sheaf_context {
 sheaf_status graph_inputs_fill(sheaf_context *c, int32_t first, int32_t n);
 /* Runs c->batch, which is valid. */
 sheaf_status context_run_batch(sheaf_context *c);
-sheaf_status context_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1);
+void context_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1);
 void context_kv_clear(sheaf_context *c);
 
 /* What rank 0 does, told to the others; nothing when this process is alone. */

@@ -28,7 +28,8 @@ sheaf_status model_open_devices(sheaf_model *m, const sheaf_model_options *o) {
     if (s) return s;
     m->world = o->world;
     m->n_members = o->split_mode == SHEAF_SPLIT_NONE ? 1 : o->n_devices;
-    memcpy(m->members, o->devices, (size_t)m->n_members * sizeof *m->members);
+    memcpy(m->members, o->devices, (size_t)m->n_members * sizeof(sheaf_device *));
+    m->no_data = o->no_data;
     m->is_meta = m->n_members > 1 || world > 1;
     if (m->is_meta) {
         s = sheaf_meta_new(o->devices_name ? o->devices_name : "meta", m->members, m->n_members, o->world, &m->device);

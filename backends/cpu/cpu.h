@@ -14,6 +14,8 @@ void cpu_host_free(cpu_host *h); /* after its devices; NULL is fine */
  * room for the parts of all items, in order. On failure nothing stays open. */
 sheaf_status cpu_devices_open(cpu_host *h, const sheaf_device_item *items, int n_items, const sheaf_open_options *opts,
                               sheaf_device **out);
+/* Is `base` a host device that borrows from just these members? */
+bool cpu_host_lends(const sheaf_device *base, sheaf_device *const *members, int n);
 sheaf_status cpu_host_device_open(cpu_host *h, sheaf_device *const *members, int n, sheaf_device **out);
 sheaf_status cpu_devices_find(cpu_host *h, sheaf_found_device *out, int max, int *n);
 

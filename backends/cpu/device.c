@@ -303,9 +303,11 @@ static cpu_device *device_create(cpu_host *h, const planned *p, const cpu_kernel
     return d;
 }
 
-static sheaf_status create_all(cpu_host *h, const planned *p, int n, const cpu_kernels *kernels, sheaf_device **out) {
+/* `parts` processes of this host open as many devices each. */
+static sheaf_status create_all(cpu_host *h, const planned *p, int n, int parts, const cpu_kernels *kernels,
+                               sheaf_device **out) {
     for (int i = 0; i < n; i++) {
-        cpu_device *d = device_create(h, &p[i], kernels, n);
+        cpu_device *d = device_create(h, &p[i], kernels, n * parts);
         if (!d) {
             for (int k = 0; k < i; k++) out[k]->iface->free(out[k]);
             return sheaf_fail(SHEAF_E_NO_MEMORY, "opening %s: no memory", p[i].name);
@@ -372,7 +374,7 @@ sheaf_status cpu_devices_open(cpu_host *h, const sheaf_device_item *items, int n
     if (!s) {
         divide_threads(p, n, opts->n_threads ? opts->n_threads : default_threads(h->topology, opts, lo, hi));
         make_unique(h, p, n);
-        s = create_all(h, p, n, kernels, out);
+        s = create_all(h, p, n, opts->n_parts > 0 ? opts->n_parts : 1, kernels, out);
     }
     if (!s) warn_if_crowded(h);
     sheaf_free(p);

@@ -31,7 +31,6 @@ typedef struct cpu_device {
     struct cpu_device **members;
     int n_members;
     cpu_barrier *meeting; /* of the borrowed threads */
-    char *scratch;        /* for the calling thread, where nobody's threads are free */
 } cpu_device;
 
 /* A queue of a CPU device: its commands go to the team's ring; its failure is its own. */

@@ -17,6 +17,7 @@ enum { MAX_BORROWED = 64 };
 
 typedef struct host_backend {
     sheaf_backend base;
+    char *scratch; /* for the calling thread, where nobody's threads are free */
     cpu_team *teams[MAX_BORROWED];
     int n_teams;
     sheaf_queue queue; /* everything on it is done when the call returns */
@@ -78,7 +79,7 @@ static sheaf_status host_run(sheaf_backend *base, sheaf_prepared *p, void *const
     r.run = (cpu_run){.kernels = d->kernels, .addr = addr, .scratch = scratch, .counters = r.program->counters};
     r.n_threads = r.n_members = 0;
     if (b->n_teams) atomic_store(&b->spin_ns, atomic_load(&b->teams[0]->spin_ns));
-    if (borrow(b, &r) == 0) cpu_program_walk(r.program, &r.run, &r.barrier, 0, 1, d->scratch);
+    if (borrow(b, &r) == 0) cpu_program_walk(r.program, &r.run, &r.barrier, 0, 1, b->scratch);
     for (int i = 0; i < r.n_members; i++) cpu_team_wait(r.member[i].team, r.member[i].ticket);
     cpu_program_end(r.program);
     return SHEAF_OK;
@@ -148,6 +149,7 @@ static void host_backend_free(sheaf_backend *base) {
     host_backend *b = (host_backend *)base;
     cpu_device *d = cpu_device_of(base->device);
     for (int i = 0; i < b->n_teams; i++) cpu_team_release(d->members[i]);
+    sheaf_free(b->scratch);
     sheaf_free(b);
 }
 
@@ -167,6 +169,11 @@ sheaf_status cpu_host_backend_create(sheaf_device *d, sheaf_backend **out) {
     if (!b) return sheaf_fail(SHEAF_E_NO_MEMORY, "opening %s: no memory", d->name);
     b->queue = (sheaf_queue){.iface = &now_embedded_iface, .device = d};
     b->base = (sheaf_backend){.iface = &host_backend_iface, .device = d, .queue = &b->queue};
+    b->scratch = sheaf_aligned_alloc(4096, CPU_THREAD_SCRATCH);
+    if (!b->scratch) {
+        host_backend_free(&b->base);
+        return sheaf_fail(SHEAF_E_NO_MEMORY, "opening %s: no memory", d->name);
+    }
     for (; b->n_teams < host->n_members; b->n_teams++) {
         sheaf_status s = cpu_team_acquire(host->members[b->n_teams], &b->teams[b->n_teams]);
         if (!s) continue;
@@ -182,7 +189,6 @@ sheaf_status cpu_host_backend_create(sheaf_device *d, sheaf_backend **out) {
 static void host_free(sheaf_device *base) {
     cpu_device *d = cpu_device_of(base);
     sheaf_free(d->members);
-    sheaf_free(d->scratch);
     sheaf_free(d);
 }
 
@@ -226,13 +232,24 @@ static void take_members(cpu_device *d, sheaf_device *const *members, int n) {
     if (d->n_members == 0) d->base.n_threads = 1;
 }
 
+bool cpu_host_lends(const sheaf_device *base, sheaf_device *const *members, int n) {
+    if (base->iface != &cpu_host_device_iface) return false;
+    const cpu_device *d = (const cpu_device *)base;
+    int k = 0;
+    for (int i = 0; i < n && k < MAX_BORROWED; i++) {
+        if (members[i]->iface != &cpu_device_iface) continue;
+        if (k == d->n_members || &d->members[k]->base != members[i]) return false;
+        k++;
+    }
+    return k == d->n_members;
+}
+
 sheaf_status cpu_host_device_open(cpu_host *h, sheaf_device *const *members, int n, sheaf_device **out) {
     cpu_device *d = sheaf_aligned_alloc(64, sizeof *d);
     if (!d) return sheaf_fail(SHEAF_E_NO_MEMORY, "opening the host device: no memory");
     memset(d, 0, sizeof *d);
     d->members = sheaf_calloc((size_t)n + 1, sizeof(cpu_device *));
-    d->scratch = sheaf_aligned_alloc(4096, CPU_THREAD_SCRATCH);
-    if (!d->members || !d->scratch) {
+    if (!d->members) {
         host_free(&d->base);
         return sheaf_fail(SHEAF_E_NO_MEMORY, "opening the host device: no memory");
     }

@@ -7,7 +7,11 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|amd64|AMD64")
       cpu/kernels_avx2_attention.c cpu/kernels_avx2_vector.c)
   set(CPU_AVX512_SOURCES cpu/kernels_avx512.c cpu/kernels_avx512_tile.c cpu/kernels_avx512_rows.c
       cpu/kernels_avx512_attention.c cpu/kernels_avx512_vector.c)
-  set(CPU_AVX2_OPTIONS -O3 -mavx2 -mfma -mf16c -mbmi2)
+  set(CPU_KERNEL_OPTIMISE -O3)
+  if(SHEAF_SANITIZE)
+    set(CPU_KERNEL_OPTIMISE -O1) # a checked, unrolled tile at -O3 takes the compiler minutes
+  endif()
+  set(CPU_AVX2_OPTIONS ${CPU_KERNEL_OPTIMISE} -mavx2 -mfma -mf16c -mbmi2)
   set_source_files_properties(${CPU_AVX2_SOURCES} PROPERTIES COMPILE_OPTIONS "${CPU_AVX2_OPTIONS}")
   set_source_files_properties(${CPU_AVX512_SOURCES} PROPERTIES COMPILE_OPTIONS
     "${CPU_AVX2_OPTIONS};-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vnni;-mprefer-vector-width=512")

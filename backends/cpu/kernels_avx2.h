@@ -6,15 +6,6 @@
 
 #include <immintrin.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
-
-enum { FEW = 4 }; /* columns up to which a matmul goes row by row from GGUF bytes */
-
 /* All ones in the first n of eight lanes. */
 INLINE __m256i mask8(int64_t n) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

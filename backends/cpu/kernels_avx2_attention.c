@@ -1,34 +1,8 @@
-/* Attention with online softmax, AVX2: as kernels_avx512_attention.c, with products of four rows by 16 lanes.
- *
- * A *row* is one query head of one token. Rows that read the same KV head share its chunk of 64 positions, made f32
- * once in scratch: K turned (dimension by position), V as it is. A row's arithmetic never looks at another row,
- * chunks start at multiples of 64 from position 0, and a chunk that a row does not see is skipped. */
+/* Attention, AVX2: loading a chunk, and its two products four rows by 16 lanes. The walk over heads, tokens and
+ * positions, and what must hold, is in kernels_attention.h. */
 #include "backends/cpu/kernels_avx2.h"
 
-enum {
-    CHUNK = CPU_ATTN_CHUNK,
-    MAX_ROWS = 256, /* rows that share one pass over the KV positions */
-    BLOCK = 4,      /* rows in registers */
-};
-
-_Static_assert(CHUNK == 64, "a set of positions is 64 bits");
-
-typedef struct row {
-    const float *q;
-    float *out;
-    float best, sum, slope, sink;
-    int32_t token; /* index into `visible` */
-} row;
-
-typedef struct work {
-    row rows[MAX_ROWS];
-    uint64_t visible[MAX_ROWS]; /* by token of the pass: positions of the chunk it sees */
-    int32_t n_rows, n_tokens, token0;
-    bool finite;                /* all of the chunk's V */
-    int32_t k_stride, v_stride; /* floats: heads rounded up to eight */
-    float *kt, *v, *line;       /* [k_stride][64], [64][v_stride], [8][k_stride] */
-    float prob[BLOCK][CHUNK];
-} work;
+#include "backends/cpu/kernels_attention.h"
 
 /* --- loading a chunk -------------------------------------------------------------------------------- */
 
@@ -75,13 +49,13 @@ static void kv_row(sheaf_type type, const char *p, float *to, int32_t n, int32_t
 static void load_keys8(const cpu_attn *a, work *w, const char *k, int32_t at, int32_t n) {
     for (int j = 0; j < 8; j++) {
         int32_t pos = at + j < n ? at + j : n - 1;
-        kv_row(a->k_type, k + (size_t)pos * a->k_pos, w->line + (size_t)j * (size_t)w->k_stride, a->head_k,
+        kv_row(a->k_type, k + (size_t)pos * a->k_pos, w->lines + (size_t)j * (size_t)w->k_stride, a->head_k,
                w->k_stride);
     }
     for (int32_t i = 0; i < w->k_stride; i += 8) {
         __m256i r[8];
         UNROLL for (int j = 0; j < 8; j++) {
-            r[j] = _mm256_load_si256((const __m256i *)(w->line + (size_t)j * (size_t)w->k_stride + i));
+            r[j] = _mm256_load_si256((const __m256i *)(w->lines + (size_t)j * (size_t)w->k_stride + i));
         }
         transpose8(r);
         UNROLL for (int j = 0; j < 8; j++) _mm256_store_si256((__m256i *)(w->kt + (size_t)(i + j) * CHUNK + at), r[j]);
@@ -102,6 +76,13 @@ static void load_values(const cpu_attn *a, work *w, const char *v, int32_t n) {
     memset(w->v + (size_t)n * (size_t)w->v_stride, 0, (size_t)(CHUNK - n) * (size_t)w->v_stride * 4);
     w->finite = _mm256_testz_si256(bad, bad);
 }
+
+static void load_chunk(const cpu_attn *a, work *w, const char *k, const char *v, int32_t n) {
+    for (int32_t at = 0; at < CHUNK; at += 8) load_keys8(a, w, k, at, n);
+    load_values(a, w, v, n);
+}
+
+static float exp_one(float x) { return _mm256_cvtss_f32(exp8(_mm256_set1_ps(x))); }
 
 /* --- the two products --------------------------------------------------------------------------------- */
 
@@ -223,7 +204,7 @@ static float soft_max_chunk(const cpu_attn *a, row *r, int32_t token, int64_t p0
     }
     float top = max_lanes(best);
     top = top > r->best ? top : r->best;
-    float keep = r->best == -INFINITY ? 0.0f : _mm256_cvtss_f32(exp8(_mm256_set1_ps(r->best - top)));
+    float keep = r->best == -INFINITY ? 0.0f : exp_one(r->best - top);
     for (int c = 0; c < 8; c++) {
         __m256 p = exp8(_mm256_sub_ps(_mm256_loadu_ps(prob + 8 * c), _mm256_set1_ps(top)));
         p = _mm256_and_ps(p, seen_lanes(seen, c));
@@ -254,85 +235,6 @@ static void block_of(const cpu_attn *a, work *w, row **r, int64_t p0, int n) {
     case 2: block_rows(a, w, r, p0, 2); break;
     case 3: block_rows(a, w, r, p0, 3); break;
     default: block_rows(a, w, r, p0, 4); break;
-    }
-}
-
-/* --- a pass over the positions ---------------------------------------------------------------------------- */
-
-static void pass_chunk(const cpu_attn *a, work *w, const char *k, const char *v, int64_t p0, int32_t n) {
-    uint64_t any = 0;
-    for (int32_t t = 0; t < w->n_tokens; t++) any |= w->visible[t] = seen_by(a, w->token0 + t, p0, n);
-    if (!any) return;
-    for (int32_t at = 0; at < CHUNK; at += 8) load_keys8(a, w, k + (size_t)p0 * a->k_pos, at, n);
-    load_values(a, w, v + (size_t)p0 * a->v_pos, n);
-    row *block[BLOCK];
-    int count = 0;
-    for (int32_t i = 0; i < w->n_rows; i++) {
-        if (!w->visible[w->rows[i].token]) continue;
-        block[count++] = &w->rows[i];
-        if (count < BLOCK) continue;
-        block_of(a, w, block, p0, BLOCK);
-        count = 0;
-    }
-    if (count) block_of(a, w, block, p0, count);
-}
-
-static void pass_end(const cpu_attn *a, row *r) {
-    if (a->sinks) {
-        float top = r->sink > r->best ? r->sink : r->best;
-        float keep = r->best == -INFINITY ? 0.0f : _mm256_cvtss_f32(exp8(_mm256_set1_ps(r->best - top)));
-        r->sum = r->sum * keep + _mm256_cvtss_f32(exp8(_mm256_set1_ps(r->sink - top)));
-        for (int32_t i = 0; i < a->head_v; i++) r->out[i] *= keep;
-    }
-    float inverse = r->sum == 0.0f ? 0.0f : 1.0f / r->sum;
-    for (int32_t i = 0; i < a->head_v; i++) r->out[i] *= inverse;
-}
-
-/* Heads [h0, h1), which share a KV head, for tokens [t0, t1): at most MAX_ROWS pairs. */
-static void pass(const cpu_attn *a, work *w, int32_t h0, int32_t h1, int32_t t0, int32_t t1) {
-    size_t kv = (size_t)kv_head_of(a, h0);
-    const char *k = a->k + kv * a->k_head, *v = a->v + kv * a->v_head;
-    w->n_rows = 0;
-    w->token0 = t0;
-    w->n_tokens = t1 - t0;
-    for (int32_t t = t0; t < t1; t++) {
-        for (int32_t h = h0; h < h1; h++) {
-            row *r = &w->rows[w->n_rows++];
-            r->q = (const float *)((const char *)a->q + (size_t)t * a->q_token + (size_t)h * a->q_head);
-            r->out = (float *)((char *)a->out + (size_t)t * a->out_token + (size_t)h * a->out_head);
-            r->best = -INFINITY;
-            r->sum = 0.0f;
-            r->slope = alibi_slope(a, a->q_head0 + h);
-            r->sink = a->sinks ? a->sinks[a->q_head0 + h] : 0.0f;
-            r->token = t - t0;
-            memset(r->out, 0, (size_t)a->head_v * 4);
-        }
-    }
-    for (int64_t p0 = 0; p0 < a->n_kv; p0 += CHUNK) {
-        pass_chunk(a, w, k, v, p0, (int32_t)(a->n_kv - p0 < CHUNK ? a->n_kv - p0 : CHUNK));
-    }
-    for (int32_t i = 0; i < w->n_rows; i++) pass_end(a, &w->rows[i]);
-}
-
-static void attention(const cpu_attn *a, int32_t h0, int32_t h1, int32_t t0, int32_t t1) {
-    work *w = (work *)(((uintptr_t)a->scratch + 63) & ~(uintptr_t)63);
-    size_t head = (sizeof *w + 63) & ~(size_t)63;
-    w->k_stride = (a->head_k + 7) & ~7;
-    w->v_stride = (a->head_v + 7) & ~7;
-    size_t k = (size_t)w->k_stride * CHUNK, v = (size_t)w->v_stride * CHUNK, line = (size_t)w->k_stride * 8;
-    if (head + (k + v + line) * 4 + 64 > CPU_ATTN_SCRATCH) {
-        portable_attention(a, h0, h1, t0, t1);
-        return;
-    }
-    w->kt = (float *)((char *)w + head);
-    w->v = w->kt + k;
-    w->line = w->v + v;
-    for (int32_t h = h0; h < h1;) {
-        int32_t end = h + 1;
-        while (end < h1 && end - h < MAX_ROWS && kv_head_of(a, end) == kv_head_of(a, h)) end++;
-        int32_t tokens = MAX_ROWS / (end - h);
-        for (int32_t t = t0; t < t1; t += tokens) pass(a, w, h, end, t, t1 - t < tokens ? t1 : t + tokens);
-        h = end;
     }
 }
 

@@ -1,15 +1,13 @@
-/* Matmul for few columns, AVX2: rows are read once, straight from GGUF bytes.
+/* Matmul for few columns, AVX2: rows are read once, straight from GGUF bytes. The walk over rows is in kernels_rows.h.
  *
  * As kernels_avx512_rows.c with half the width: blocks of 32 go two to a group, four lanes to a block, so that
  * a group ends in one conversion and one FMA; 8-bit blocks and the groups of superblocks have eight lanes each.
- * The order of additions of a row depends on nothing but the row (K1); with segments, lanes are emptied into
- * f64 before one would add across a border. */
+ * With segments, lanes are emptied into f64 before one would add across a border. */
 #include "backends/cpu/kernels_avx2.h"
 
-enum {
-    PIECE_LIMIT = 1024,
-    AHEAD = 16 * 1024, /* bytes of weights asked for before they are read */
-};
+enum { ROWS_1 = 4, ROWS_2 = 2, ROWS_3 = 1, ROWS_4 = 1 }; /* four elements fold into one vector */
+
+#include "backends/cpu/kernels_rows.h"
 
 /* Element e = row * NC + column of the register block. Four elements fold into one vector (four lanes of a block
  * are one sum) before they become f64, so that emptying costs a quarter. */
@@ -57,35 +55,6 @@ INLINE void acc_store(const cpu_mm *a, const acc *s, int64_t m, int64_t n, const
     }
 }
 
-typedef enum kind { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q4_K, Q5_K, Q6_K, F32, F16, BF16 } kind;
-
-INLINE int block_bytes(const kind K) {
-    switch (K) {
-    case Q4_1: return 20;
-    case Q5_0: return 22;
-    case Q5_1: return 24;
-    case Q8_0: return 34;
-    case Q4_K: return 144;
-    case Q5_K: return 176;
-    case Q6_K: return 210;
-    default: return 18;
-    }
-}
-
-INLINE bool has_min(const kind K) { return K == Q4_1 || K == Q5_1; }
-
-INLINE uint32_t word(const uint8_t *p) {
-    uint32_t w;
-    memcpy(&w, p, 4);
-    return w;
-}
-
-INLINE int half_word(const uint8_t *p) {
-    uint16_t w;
-    memcpy(&w, p, 2);
-    return w;
-}
-
 INLINE __m256i widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
 /* Sums of four products where both are signed bytes. */
@@ -114,8 +83,9 @@ INLINE xgroup load_xgroup(const char *x, int64_t k, int64_t b, const bool both, 
         d = _mm_loadl_epi64((const __m128i *)(at + cpu_act_scales_at(k)));
         n = _mm_loadl_epi64((const __m128i *)(at + (has_min(K) ? cpu_act_sums_at(k) : cpu_act_n32_at(k))));
     } else {
-        d = _mm_cvtsi32_si128((int)word((const uint8_t *)at + cpu_act_scales_at(k)));
-        n = _mm_cvtsi32_si128((int)word((const uint8_t *)at + (has_min(K) ? cpu_act_sums_at(k) : cpu_act_n32_at(k))));
+        d = _mm_cvtsi32_si128((int)word_at((const uint8_t *)at + cpu_act_scales_at(k)));
+        n = _mm_cvtsi32_si128(
+            (int)word_at((const uint8_t *)at + (has_min(K) ? cpu_act_sums_at(k) : cpu_act_n32_at(k))));
     }
     g.d = _mm256_castsi256_ps(_mm256_permutevar8x32_epi32(_mm256_castsi128_si256(d), two));
     __m256i once = _mm256_and_si256(first, _mm256_permutevar8x32_epi32(_mm256_castsi128_si256(n), two));
@@ -158,7 +128,7 @@ INLINE wgroup load_wgroup(const uint8_t *p, int second, const kind K) {
     g.lo = _mm256_and_si256(q, low);
     g.hi = _mm256_and_si256(_mm256_srli_epi16(q, 4), low);
     if (K == Q5_0 || K == Q5_1) {
-        uint32_t a = word(p + block_bytes(K) - 20), b = word(p + block_bytes(K) - 20 + second);
+        uint32_t a = word_at(p + block_bytes(K) - 20), b = word_at(p + block_bytes(K) - 20 + second);
         g.lo = _mm256_or_si256(g.lo, spread16(a & 0xffff, b & 0xffff));
         g.hi = _mm256_or_si256(g.hi, spread16(a >> 16, b >> 16));
     }
@@ -251,9 +221,8 @@ typedef struct wsuper {
 
 /* The head of q4_k and q5_k: eight scales and eight minima, each times its f16. */
 INLINE void k_head(wsuper *g, const uint8_t *p) {
-    uint32_t a = word(p + 4), b = word(p + 8), c = word(p + 12);
-    uint64_t scales = (a & 0x3f3f3f3f) | (uint64_t)((c & 0x0f0f0f0f) | (a >> 6 & 0x03030303) << 4) << 32;
-    uint64_t mins = (b & 0x3f3f3f3f) | (uint64_t)((c >> 4 & 0x0f0f0f0f) | (b >> 6 & 0x03030303) << 4) << 32;
+    uint64_t scales, mins;
+    k_pairs(p + 4, &scales, &mins);
     g->d[0] = _mm256_mul_ps(bytes_to_float(scales), half_everywhere(p));
     g->m = _mm256_mul_ps(bytes_to_float(mins), half_everywhere(p + 2));
 }
@@ -408,8 +377,9 @@ INLINE void float_rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, cons
 
 /* --- the table ------------------------------------------------------------------------------------- */
 
-INLINE void rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const int R, const int NC, const kind K,
-                 const bool SEG) {
+INLINE void rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const void *x, const int R, const int NC,
+                 const kind K, const bool SEG) {
+    (void)x;
     if (K >= F32)
         float_rows(a, m, n, ahead, R, NC, K, SEG);
     else if (K >= Q4_K)
@@ -418,52 +388,13 @@ INLINE void rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const int 
         blocks_rows(a, m, n, ahead, R, NC, K, SEG);
 }
 
-/* Whole groups of R rows that are about AHEAD bytes: memory is asked for those while these are read, but for
- * no row past m1, which is another thread's. */
-INLINE int64_t rows_ahead(const cpu_mm *a, const int R) {
-    size_t group = (size_t)R * a->w_row;
-    return group >= AHEAD || group == 0 ? R : (int64_t)(AHEAD / group) * R;
+INLINE const void *lay_out(const cpu_mm *a, int64_t n, const int NC, const kind K) {
+    (void)a, (void)n, (void)NC, (void)K;
+    return NULL;
 }
 
-/* All rows for NC columns from n, R at a time and the rest one by one. */
-INLINE void sweep_rows(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n, const int R, const int NC, const kind K,
-                       const bool SEG) {
-    int64_t m = m0, next = rows_ahead(a, R);
-    for (; m + R <= m1; m += R) rows(a, m, n, m + next + R <= m1 ? (size_t)next * a->w_row : 0, R, NC, K, SEG);
-    for (; m < m1; m++) rows(a, m, n, 0, 1, NC, K, SEG);
+static void mul_many(sheaf_type type, const cpu_mm *a, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+    avx2_mul_tiled(type, a, m0, m1, n0, n1);
 }
 
-INLINE void sweep(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n, const int R, const int NC, const kind K) {
-    if (a->segment)
-        sweep_rows(a, m0, m1, n, R, NC, K, true);
-    else
-        sweep_rows(a, m0, m1, n, R, NC, K, false);
-}
-
-#define MUL(K)                                                                                                         \
-    static void sweep_##K##_1(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n) { sweep(a, m0, m1, n, 4, 1, K); }    \
-    static void sweep_##K##_2(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n) { sweep(a, m0, m1, n, 2, 2, K); }    \
-    static void sweep_##K##_3(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n) { sweep(a, m0, m1, n, 1, 3, K); }    \
-    static void sweep_##K##_4(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n) { sweep(a, m0, m1, n, 1, 4, K); }    \
-    static void mul_##K(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {                             \
-        if (!few_columns(a, n1, FEW)) {                                                                                \
-            avx2_mul_tiled(SHEAF_##K, a, m0, m1, n0, n1);                                                              \
-            return;                                                                                                    \
-        }                                                                                                              \
-        switch (n1 - n0) {                                                                                             \
-        case 1: sweep_##K##_1(a, m0, m1, n0); break;                                                                   \
-        case 2: sweep_##K##_2(a, m0, m1, n0); break;                                                                   \
-        case 3: sweep_##K##_3(a, m0, m1, n0); break;                                                                   \
-        case 4: sweep_##K##_4(a, m0, m1, n0); break;                                                                   \
-        default: break;                                                                                                \
-        }                                                                                                              \
-    }
-
-#define ROW_TYPES(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(Q4_K) X(Q5_K) X(Q6_K) X(F32) X(F16) X(BF16)
-ROW_TYPES(MUL)
-
-void avx2_rows(cpu_kernels *t) {
-#define X(K) t->mm[SHEAF_##K].mul = mul_##K;
-    ROW_TYPES(X)
-#undef X
-}
+void avx2_rows(cpu_kernels *t) { put_rows(t); }

@@ -1,36 +1,16 @@
-/* Tiled matmul for many columns, AVX2.
+/* Tiled matmul for many columns, AVX2: tiles of 16 rows; the walk is in kernels_tile.h.
  *
- * As kernels_avx512_tile.c, with tiles of 16 rows. The 8-bit products of AVX2 (unsigned by signed) add in
- * pairs to 16 bits, so how many pairs may be added there before they are widened depends on the codes:
+ * The 8-bit products of AVX2 (unsigned by signed) add in pairs to 16 bits, so how many pairs may be added there before
+ * they are widened depends on the codes:
  *
  *     codes up to 15   8 times (32 elements)      up to 63   2 times
  *     codes up to 31   4 times                    8 bits     once, as |w| times x with w's sign
  */
 #include "backends/cpu/kernels_avx2.h"
-#include "backends/cpu/kernels_unpack.h"
 
-enum {
-    ROWS = 16,
-    KC = 512,      /* elements of a tile: 8 KB of codes */
-    KC_F32 = 128,  /* the same in f32 */
-    PANEL = 3,     /* columns in registers, integer */
-    PANEL_F32 = 6, /* and float */
-    COLUMNS = 512, /* columns whose sums are kept while a row tile passes */
-};
+enum { ROWS = 16, HALF = 8, PANEL = 3, PANEL_F32 = 6 };
 
-typedef struct tile {
-    uint8_t code[KC / 4][ROWS][4]; /* or float [KC_F32][ROWS] */
-    float d[KC / 16][ROWS];
-    float m[KC / 16][ROWS];
-    union {
-        float f32[COLUMNS][ROWS];
-        double f64[COLUMNS][ROWS];
-    } sum;
-    uint8_t row[8][KC]; /* codes in element order, before they are interleaved; or float [8][KC_F32] */
-} tile;
-
-_Static_assert(sizeof(tile) + 64 <= CPU_MM_SCRATCH, "a tile fits the scratch of a thread");
-_Static_assert(sizeof(float) * KC_F32 * ROWS <= sizeof(((tile *)0)->code), "floats fit where codes do");
+#include "backends/cpu/kernels_tile.h"
 
 INLINE void add_f64(double *sum, __m256 x) {
     _mm256_store_pd(sum, _mm256_add_pd(_mm256_load_pd(sum), low_f64(x)));
@@ -51,18 +31,6 @@ INLINE void add_piece(tile *t, int64_t column, bool f64, __m256 lo, __m256 hi) {
 INLINE __m256 broadcast(const char *p) { return _mm256_broadcast_ss((const float *)p); }
 
 /* --- integer panels --------------------------------------------------------------------------------- */
-
-/* Where the parts of the first column of a panel are, at the tile's first element. */
-typedef struct columns {
-    const char *q, *d, *s, *n;
-    size_t stride;
-} columns;
-
-typedef struct int_job {
-    int32_t blocks, piece; /* 32-element blocks in the tile, and in a piece of it */
-    int32_t shift;
-    bool f64;
-} int_job;
 
 /* Four elements of 16 rows for NC columns, as 16-bit pairs. */
 INLINE void pairs(__m256i p[PANEL][2], const uint8_t *w, const char *q, size_t stride, const int NC,
@@ -148,8 +116,6 @@ INLINE void int_panel(tile *t, const int_job *job, columns x, int64_t column, co
     }
 }
 
-typedef void (*panel_fn)(tile *t, const int_job *job, columns x, int64_t column);
-
 #define PANEL_OF(name, NC, GROUP, MIN, DEPTH)                                                                          \
     static void name##_##NC(tile *t, const int_job *job, columns x, int64_t column) {                                  \
         int_panel(t, job, x, column, NC, GROUP, MIN, DEPTH);                                                           \
@@ -183,45 +149,16 @@ static const panel_fn *panels_of(const int_type *type) {
     }
 }
 
-/* Rows [m, m+rows) of w, elements [k, k+len), into the tile. Rows past the end are zeros with zero scales. */
-static void load_int_tile(tile *t, const cpu_mm *a, const int_type *type, int64_t m, int rows, int64_t k, int32_t len) {
-    size_t offset = sheaf_row_bytes(type->type, k);
+/* Codes of types whose offset is 128 become signed here. */
+static void interleave_codes(tile *t, const int_type *type, int half, int32_t len) {
     const __m256i flip = _mm256_set1_epi8(type->shift == 7 ? (char)0x80 : 0);
-    for (int half = 0; half < 2; half++) {
-        for (int r = 0; r < 8; r++) {
-            int row = 8 * half + r;
-            if (row < rows) {
-                const uint8_t *src = (const uint8_t *)a->w + (size_t)(m + row) * a->w_row + offset;
-                type->unpack(src, len, t->row[r], &t->d[0][row], &t->m[0][row], ROWS);
-                continue;
-            }
-            memset(t->row[r], 0, (size_t)len);
-            for (int g = 0; g < len / type->group; g++) t->d[g][row] = t->m[g][row] = 0.0f;
+    for (int32_t i = 0; i < len; i += 32) {
+        __m256i r[8];
+        UNROLL for (int j = 0; j < 8; j++) r[j] = _mm256_load_si256((const __m256i *)(t->row[j] + i));
+        transpose8(r);
+        UNROLL for (int j = 0; j < 8; j++) {
+            _mm256_store_si256((__m256i *)&t->code[i / 4 + j][8 * half][0], _mm256_xor_si256(r[j], flip));
         }
-        for (int32_t i = 0; i < len; i += 32) {
-            __m256i r[8];
-            UNROLL for (int j = 0; j < 8; j++) r[j] = _mm256_load_si256((const __m256i *)(t->row[j] + i));
-            transpose8(r);
-            UNROLL for (int j = 0; j < 8; j++) {
-                _mm256_store_si256((__m256i *)&t->code[i / 4 + j][8 * half][0], _mm256_xor_si256(r[j], flip));
-            }
-        }
-    }
-}
-
-static void int_tile_columns(tile *t, const cpu_mm *a, const int_type *type, int64_t k, int32_t len, int32_t piece,
-                             int64_t n0, int64_t n1) {
-    const panel_fn *panels = panels_of(type);
-    int_job job = {.blocks = len / 32, .piece = piece / 32, .shift = type->shift, .f64 = a->segment != 0};
-    size_t n_at = type->group == 32 ? cpu_act_n32_at(a->k) + (size_t)k / 8 : cpu_act_n16_at(a->k) + (size_t)k / 4;
-    for (int64_t n = n0; n < n1; n += PANEL) {
-        const char *x = (const char *)a->x + (size_t)n * a->x_col;
-        columns c = {.q = x + k,
-                     .d = x + cpu_act_scales_at(a->k) + k / 8,
-                     .s = x + cpu_act_sums_at(a->k) + k / 8,
-                     .n = x + n_at,
-                     .stride = a->x_col};
-        panels[n1 - n < PANEL ? n1 - n : PANEL](t, &job, c, n - n0);
     }
 }
 
@@ -269,108 +206,18 @@ static void row_to_float(sheaf_type type, const void *src, float *dst, int32_t n
     for (; i < n; i++) dst[i] = type == SHEAF_F16 ? _cvtsh_ss(h[i]) : sheaf_bf16_to_f32(h[i]);
 }
 
-static void load_float_tile(tile *t, const cpu_mm *a, sheaf_type type, int64_t m, int rows, int64_t k, int32_t len) {
+static void interleave_floats(tile *t, int half, int32_t len) {
     float *w = (float *)t->code, *row = (float *)t->row;
-    size_t offset = sheaf_row_bytes(type, k);
-    for (int half = 0; half < 2; half++) {
-        for (int r = 0; r < 8; r++) {
-            int64_t at = m + 8 * half + r;
-            if (8 * half + r < rows) {
-                row_to_float(type, (const char *)a->w + (size_t)at * a->w_row + offset, row + r * KC_F32, len);
-            } else {
-                memset(row + r * KC_F32, 0, (size_t)len * 4);
-            }
-        }
-        for (int32_t i = 0; i < len; i += 8) {
-            __m256i r[8];
-            UNROLL for (int j = 0; j < 8; j++) r[j] = _mm256_load_si256((const __m256i *)(row + j * KC_F32 + i));
-            transpose8(r);
-            UNROLL for (int j = 0; j < 8; j++) _mm256_store_si256((__m256i *)(w + (i + j) * ROWS + 8 * half), r[j]);
-        }
+    for (int32_t i = 0; i < len; i += 8) {
+        __m256i r[8];
+        UNROLL for (int j = 0; j < 8; j++) r[j] = _mm256_load_si256((const __m256i *)(row + j * KC_F32 + i));
+        transpose8(r);
+        UNROLL for (int j = 0; j < 8; j++) _mm256_store_si256((__m256i *)(w + (i + j) * ROWS + 8 * half), r[j]);
     }
-}
-
-/* --- driver ----------------------------------------------------------------------------------------- */
-
-/* Where a row's sum goes: f32 or f64 results, from f32 or f64 sums. */
-static void store_column(const cpu_mm *a, const tile *t, int64_t column, char *out, int64_t m, int rows) {
-    const double *f64 = t->sum.f64[column];
-    const float *f32 = t->sum.f32[column];
-    if (a->out_f64) {
-        for (int r = 0; r < rows; r++) ((double *)out)[m + r] = a->segment ? f64[r] : (double)f32[r];
-        return;
-    }
-    float *to = (float *)out + m;
-    if (!a->segment) {
-        memcpy(to, f32, (size_t)rows * sizeof *to);
-        return;
-    }
-    for (int r = 0; r < rows; r++) to[r] = (float)f64[r];
-}
-
-/* Tile by tile down the rows, along k, across the columns. `type` NULL: through f32. */
-static void mul_block(const cpu_mm *a, sheaf_type weight, const int_type *type, int64_t m0, int64_t m1, int64_t n0,
-                      int64_t n1) {
-    tile *t = (tile *)(((uintptr_t)a->scratch + 63) & ~(uintptr_t)63);
-    int32_t kc = type ? KC : KC_F32, block = (int32_t)sheaf_type_block(weight);
-    int32_t piece = segment_piece(a->segment, block, kc);
-    if (piece) kc = type ? kc / piece * piece : piece;
-    for (int64_t m = m0; m < m1; m += ROWS) {
-        int rows = m1 - m < ROWS ? (int)(m1 - m) : ROWS;
-        memset(&t->sum, 0, (size_t)(n1 - n0) * ROWS * (a->segment ? 8 : 4));
-        for (int64_t k = 0; k < a->k; k += kc) {
-            int32_t len = (int32_t)(a->k - k < kc ? a->k - k : kc);
-            if (type) {
-                load_int_tile(t, a, type, m, rows, k, len);
-                int_tile_columns(t, a, type, k, len, piece ? piece : kc, n0, n1);
-                continue;
-            }
-            load_float_tile(t, a, weight, m, rows, k, len);
-            for (int64_t n = n0; n < n1; n += PANEL_F32) {
-                const char *x = (const char *)a->x + (size_t)n * a->x_col + (size_t)k * 4;
-                float_panels(t, x, a->x_col, len, a->segment != 0, n - n0, n1 - n < PANEL_F32 ? n1 - n : PANEL_F32);
-            }
-        }
-        for (int64_t n = n0; n < n1; n++) store_column(a, t, n - n0, (char *)a->out + (size_t)n * a->out_col, m, rows);
-    }
-}
-
-static const int_type *int_type_of(sheaf_type type) {
-    static const int_type types[] = {
-#define X(name, unpack, shift, group, min) {SHEAF_##name, unpack, shift, group, min},
-        INT_TYPES(X)
-#undef X
-    };
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        if (types[i].type == type) return &types[i];
-    }
-    return NULL;
 }
 
 void avx2_mul_tiled(sheaf_type type, const cpu_mm *a, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
-    for (int64_t n = n0; n < n1; n += COLUMNS) {
-        mul_block(a, type, int_type_of(type), m0, m1, n, n1 < n + COLUMNS ? n1 : n + COLUMNS);
-    }
+    mul_tiled(type, a, m0, m1, n0, n1);
 }
 
-#define TILED(name)                                                                                                    \
-    static void mul_##name(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {                          \
-        avx2_mul_tiled(SHEAF_##name, a, m0, m1, n0, n1);                                                               \
-    }
-#define X(name, unpack, shift, group, min) TILED(name)
-INT_TYPES(X)
-#undef X
-TILED(F32)
-TILED(F16)
-TILED(BF16)
-
-void avx2_tiles(cpu_kernels *t) {
-#define X(name, unpack, shift, group, min)                                                                             \
-    t->mm[SHEAF_##name].act = CPU_ACT_Q8;                                                                              \
-    t->mm[SHEAF_##name].mul = mul_##name;
-    INT_TYPES(X)
-#undef X
-    t->mm[SHEAF_F32].mul = mul_F32;
-    t->mm[SHEAF_F16].mul = mul_F16;
-    t->mm[SHEAF_BF16].mul = mul_BF16;
-}
+void avx2_tiles(cpu_kernels *t) { put_tiles(t); }

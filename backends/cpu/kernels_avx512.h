@@ -6,15 +6,6 @@
 
 #include <immintrin.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
-
-enum { FEW = 4 }; /* columns up to which a matmul goes row by row from GGUF bytes */
-
 INLINE __mmask16 mask16(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
 
 INLINE __m512d low_f64(__m512 x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }

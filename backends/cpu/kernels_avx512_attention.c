@@ -1,41 +1,8 @@
-/* Attention with online softmax, AVX-512.
- *
- * A *row* is one query head of one token. Rows that read the same KV head share its chunk of 64 positions, which is
- * made f32 once in scratch: K turned (dimension by position) so that 64 scores are four vectors, V as it is.
- * Both products are then the same small kernel, four rows by 64 lanes:
- *
- *     score[row][64] = sum_i q[row][i] * kt[i][64]          out[row][64..] += sum_p prob[row][p] * v[p][64..]
- *
- * A row's arithmetic never looks at another row, chunks start at multiples of 64 from position 0, and a chunk
- * that a row does not see is skipped, so results do not depend on who is given which heads and tokens.
- * Hidden positions: their scores are replaced, not added to, and if V is not finite anywhere in a chunk, that
- * chunk is added position by position without the hidden ones (0 * NaN is NaN). */
+/* Attention, AVX-512: loading a chunk, and its two products four rows by 64 lanes. The walk over heads, tokens and
+ * positions, and what must hold, is in kernels_attention.h. */
 #include "backends/cpu/kernels_avx512.h"
 
-enum {
-    CHUNK = CPU_ATTN_CHUNK,
-    MAX_ROWS = 256, /* rows that share one pass over the KV positions */
-    BLOCK = 4,      /* rows in registers */
-};
-
-_Static_assert(CHUNK == 64, "a chunk is four vectors and one 64-bit set of positions");
-
-typedef struct row {
-    const float *q;
-    float *out;
-    float best, sum, slope, sink;
-    int32_t token; /* index into `visible` */
-} row;
-
-typedef struct work {
-    row rows[MAX_ROWS];
-    uint64_t visible[MAX_ROWS]; /* by token of the pass: positions of the chunk it sees */
-    int32_t n_rows, n_tokens, token0;
-    bool finite;      /* all of the chunk's V */
-    int32_t v_stride; /* floats */
-    float *kt, *v;    /* [head_k][64], [64][v_stride] */
-    float prob[BLOCK][CHUNK];
-} work;
+#include "backends/cpu/kernels_attention.h"
 
 /* --- loading a chunk -------------------------------------------------------------------------------- */
 
@@ -82,13 +49,12 @@ static const char *plain_row(sheaf_type *type, const char *p, float *tmp, int32_
 
 /* 16 positions' worth of kt. Positions past n repeat the last one: their scores are replaced anyway. */
 static void load_keys16(const cpu_attn *a, work *w, const char *k, int32_t at, int32_t n) {
-    float *tmp = w->v; /* V is loaded after K */
     const char *p[16];
     sheaf_type type = a->k_type;
     for (int j = 0; j < 16; j++) {
         int32_t pos = at + j < n ? at + j : n - 1;
         type = a->k_type;
-        p[j] = plain_row(&type, k + (size_t)pos * a->k_pos, tmp + (size_t)j * (size_t)a->head_k, a->head_k);
+        p[j] = plain_row(&type, k + (size_t)pos * a->k_pos, w->lines + (size_t)j * (size_t)w->k_stride, a->head_k);
     }
     for (int32_t i = 0; i < a->head_k; i += 16) {
         __m512i r[16];
@@ -114,6 +80,13 @@ static void load_values(const cpu_attn *a, work *w, const char *v, int32_t n) {
     memset(w->v + (size_t)n * (size_t)w->v_stride, 0, (size_t)(CHUNK - n) * (size_t)w->v_stride * 4);
     w->finite = bad == 0;
 }
+
+static void load_chunk(const cpu_attn *a, work *w, const char *k, const char *v, int32_t n) {
+    for (int32_t at = 0; at < CHUNK; at += 16) load_keys16(a, w, k, at, n);
+    load_values(a, w, v, n);
+}
+
+static float exp_one(float x) { return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x))); }
 
 /* --- the two products --------------------------------------------------------------------------------- */
 
@@ -210,7 +183,7 @@ INLINE float soft_max_chunk(const cpu_attn *a, row *r, int32_t token, int64_t p0
     }
     float top = _mm512_reduce_max_ps(best);
     top = top > r->best ? top : r->best;
-    float keep = r->best == -INFINITY ? 0.0f : _mm512_cvtss_f32(exp16(_mm512_set1_ps(r->best - top)));
+    float keep = r->best == -INFINITY ? 0.0f : exp_one(r->best - top);
     __m512 sum = _mm512_setzero_ps();
     UNROLL for (int c = 0; c < 4; c++) {
         __mmask16 some = (__mmask16)(seen >> (16 * c));
@@ -243,83 +216,6 @@ static void block_of(const cpu_attn *a, work *w, row **r, int64_t p0, int n) {
     case 2: block_rows(a, w, r, p0, 2); break;
     case 3: block_rows(a, w, r, p0, 3); break;
     default: block_rows(a, w, r, p0, 4); break;
-    }
-}
-
-/* --- a pass over the positions ---------------------------------------------------------------------------- */
-
-static void pass_chunk(const cpu_attn *a, work *w, const char *k, const char *v, int64_t p0, int32_t n) {
-    uint64_t any = 0;
-    for (int32_t t = 0; t < w->n_tokens; t++) any |= w->visible[t] = seen_by(a, w->token0 + t, p0, n);
-    if (!any) return;
-    for (int32_t at = 0; at < CHUNK; at += 16) load_keys16(a, w, k + (size_t)p0 * a->k_pos, at, n);
-    load_values(a, w, v + (size_t)p0 * a->v_pos, n);
-    row *block[BLOCK];
-    int count = 0;
-    for (int32_t i = 0; i < w->n_rows; i++) {
-        if (!w->visible[w->rows[i].token]) continue;
-        block[count++] = &w->rows[i];
-        if (count < BLOCK) continue;
-        block_of(a, w, block, p0, BLOCK);
-        count = 0;
-    }
-    if (count) block_of(a, w, block, p0, count);
-}
-
-static void pass_end(const cpu_attn *a, row *r) {
-    if (a->sinks) {
-        float top = r->sink > r->best ? r->sink : r->best;
-        float keep = r->best == -INFINITY ? 0.0f : _mm512_cvtss_f32(exp16(_mm512_set1_ps(r->best - top)));
-        r->sum = r->sum * keep + _mm512_cvtss_f32(exp16(_mm512_set1_ps(r->sink - top)));
-        for (int32_t i = 0; i < a->head_v; i++) r->out[i] *= keep;
-    }
-    float inverse = r->sum == 0.0f ? 0.0f : 1.0f / r->sum;
-    for (int32_t i = 0; i < a->head_v; i++) r->out[i] *= inverse;
-}
-
-/* Heads [h0, h1), which share a KV head, for tokens [t0, t1): at most MAX_ROWS pairs. */
-static void pass(const cpu_attn *a, work *w, int32_t h0, int32_t h1, int32_t t0, int32_t t1) {
-    size_t kv = (size_t)kv_head_of(a, h0);
-    const char *k = a->k + kv * a->k_head, *v = a->v + kv * a->v_head;
-    w->n_rows = 0;
-    w->token0 = t0;
-    w->n_tokens = t1 - t0;
-    for (int32_t t = t0; t < t1; t++) {
-        for (int32_t h = h0; h < h1; h++) {
-            row *r = &w->rows[w->n_rows++];
-            r->q = (const float *)((const char *)a->q + (size_t)t * a->q_token + (size_t)h * a->q_head);
-            r->out = (float *)((char *)a->out + (size_t)t * a->out_token + (size_t)h * a->out_head);
-            r->best = -INFINITY;
-            r->sum = 0.0f;
-            r->slope = alibi_slope(a, a->q_head0 + h);
-            r->sink = a->sinks ? a->sinks[a->q_head0 + h] : 0.0f;
-            r->token = t - t0;
-            memset(r->out, 0, (size_t)a->head_v * 4);
-        }
-    }
-    for (int64_t p0 = 0; p0 < a->n_kv; p0 += CHUNK) {
-        pass_chunk(a, w, k, v, p0, (int32_t)(a->n_kv - p0 < CHUNK ? a->n_kv - p0 : CHUNK));
-    }
-    for (int32_t i = 0; i < w->n_rows; i++) pass_end(a, &w->rows[i]);
-}
-
-static void attention(const cpu_attn *a, int32_t h0, int32_t h1, int32_t t0, int32_t t1) {
-    work *w = (work *)(((uintptr_t)a->scratch + 63) & ~(uintptr_t)63);
-    size_t kt = (size_t)CHUNK * (size_t)a->head_k, head = (sizeof *w + 63) & ~(size_t)63;
-    w->v_stride = (a->head_v + 15) & ~15;
-    size_t v = (size_t)CHUNK * (size_t)(w->v_stride > a->head_k / 4 + 16 ? w->v_stride : a->head_k / 4 + 16);
-    if (head + (kt + v) * 4 + 128 > CPU_ATTN_SCRATCH) {
-        portable_attention(a, h0, h1, t0, t1);
-        return;
-    }
-    w->kt = (float *)((char *)w + head);
-    w->v = w->kt + kt;
-    for (int32_t h = h0; h < h1;) {
-        int32_t end = h + 1;
-        while (end < h1 && end - h < MAX_ROWS && kv_head_of(a, end) == kv_head_of(a, h)) end++;
-        int32_t tokens = MAX_ROWS / (end - h);
-        for (int32_t t = t0; t < t1; t += tokens) pass(a, w, h, end, t, t1 - t < tokens ? t1 : t + tokens);
-        h = end;
     }
 }
 

@@ -1,21 +1,15 @@
-/* Matmul for few columns, AVX-512 with VNNI: rows are read once, straight from GGUF bytes, at the speed of memory.
+/* Matmul for few columns, AVX-512 with VNNI: rows are read once, straight from GGUF bytes, at the speed of memory. The
+ * walk over rows is in kernels_rows.h.
  *
- * R rows and NC columns at a time. 32-element blocks go four to a group: the first halves of the four
- * blocks make one vector, the second halves another, so that four lanes belong to each block and a group
- * ends in one conversion and one FMA. A row's lanes do not know its neighbours, and rows left over do the
- * same steps (K1). With segments, lanes are emptied into f64 before a lane would add across a border:
- * after a whole piece when pieces are whole groups, after every group otherwise (then a lane holds one
- * product of one block, wherever the block lies).
- *
- * Weights wait in memory, so while rows are read memory is asked, for every line, for those AHEAD bytes below. Into the
- * second cache: it can wait for twice as many lines as the first (on Zen 4 this reads at 90 % of a plain reader's
- * speed, into the first cache at 60 %). */
+ * 32-element blocks go four to a group: the first halves of the four blocks make one vector, the second halves
+ * another, so that four lanes belong to each block and a group ends in one conversion and one FMA. With segments,
+ * lanes are emptied into f64 before a lane would add across a border: after a whole piece when pieces are whole groups,
+ * after every group otherwise (then a lane holds one product of one block, wherever the block lies). */
 #include "backends/cpu/kernels_avx512.h"
 
-enum {
-    PIECE_LIMIT = 1024,
-    AHEAD = 16 * 1024, /* bytes of weights asked for before they are read */
-};
+enum { ROWS_1 = 4, ROWS_2 = 2, ROWS_3 = 2, ROWS_4 = 2 };
+
+#include "backends/cpu/kernels_rows.h"
 
 /* Element e = row * NC + column of the register block. Four elements fold into one vector (four lanes of a block
  * are one sum) before they become f64, so that emptying costs a quarter. */
@@ -75,23 +69,6 @@ INLINE void acc_store(const cpu_mm *a, const acc *s, int64_t m, int64_t n, const
 
 /* --- 32-element blocks ----------------------------------------------------------------------------- */
 
-typedef enum kind { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q4_K, Q5_K, Q6_K, F32, F16, BF16 } kind;
-
-INLINE int block_bytes(const kind K) {
-    switch (K) {
-    case Q4_1: return 20;
-    case Q5_0: return 22;
-    case Q5_1: return 24;
-    case Q8_0: return 34;
-    case Q4_K: return 144;
-    case Q5_K: return 176;
-    case Q6_K: return 210;
-    default: return 18;
-    }
-}
-
-INLINE bool has_min(const kind K) { return K == Q4_1 || K == Q5_1; }
-
 /* Four blocks of one column. */
 typedef struct xgroup {
     __m512i lo, hi, start;
@@ -149,18 +126,6 @@ INLINE __m512i nibbles4(const uint8_t *p, const int bytes) {
     return _mm512_mask_broadcast_i32x4(q, 0xf000, _mm_loadu_si128((const __m128i *)(p + 64)));
 }
 
-INLINE uint32_t word(const uint8_t *p) {
-    uint32_t w;
-    memcpy(&w, p, 4);
-    return w;
-}
-
-INLINE int half_word(const uint8_t *p) {
-    uint16_t w;
-    memcpy(&w, p, 2);
-    return w;
-}
-
 /* The f16 at p[o[i]] for each block, in that block's four lanes. */
 INLINE __m512 scales4(const uint8_t *p, const int o[4], const bool full, const int bytes, const int at) {
     if (!full) {
@@ -195,7 +160,7 @@ typedef struct wgroup {
 } wgroup;
 
 INLINE void fifth_bits(wgroup *g, const uint8_t *p, const int o[4]) {
-    uint32_t a = word(p + o[0]), b = word(p + o[1]), c = word(p + o[2]), d = word(p + o[3]);
+    uint32_t a = word_at(p + o[0]), b = word_at(p + o[1]), c = word_at(p + o[2]), d = word_at(p + o[3]);
     uint64_t lo = (a & 0xffff) | b << 16 | (uint64_t)((c & 0xffff) | d << 16) << 32;
     uint64_t hi = a >> 16 | (b & 0xffff0000) | (uint64_t)(c >> 16 | (d & 0xffff0000)) << 32;
     const __m512i fifth = _mm512_set1_epi8(16);
@@ -328,9 +293,8 @@ INLINE __m256 half_everywhere(const uint8_t *p) { return _mm256_cvtph_ps(_mm_set
 
 /* The head of q4_k and q5_k: eight scales and eight minima, each times its f16. */
 INLINE void k_head(wsuper *g, const uint8_t *p) {
-    uint32_t a = word(p + 4), b = word(p + 8), c = word(p + 12);
-    uint64_t scales = (a & 0x3f3f3f3f) | (uint64_t)((c & 0x0f0f0f0f) | (a >> 6 & 0x03030303) << 4) << 32;
-    uint64_t mins = (b & 0x3f3f3f3f) | (uint64_t)((c >> 4 & 0x0f0f0f0f) | (b >> 6 & 0x03030303) << 4) << 32;
+    uint64_t scales, mins;
+    k_pairs(p + 4, &scales, &mins);
     g->d = _mm512_zextps256_ps512(_mm256_mul_ps(bytes_to_float(scales), half_everywhere(p)));
     g->m = _mm512_zextps256_ps512(_mm256_mul_ps(bytes_to_float(mins), half_everywhere(p + 2)));
 }
@@ -488,15 +452,7 @@ INLINE void rows(const cpu_mm *a, int64_t m, int64_t n, size_t ahead, const void
         blocks_rows(a, m, n, ahead, ready, R, NC, K, SEG);
 }
 
-/* Whole groups of R rows that are about AHEAD bytes: memory is asked for those while these are read, but for
- * no row past m1, which is another thread's. */
-INLINE int64_t rows_ahead(const cpu_mm *a, const int R) {
-    size_t group = (size_t)R * a->w_row;
-    return group >= AHEAD || group == 0 ? R : (int64_t)(AHEAD / group) * R;
-}
-
-/* Columns n.. as the steps want them, once for all rows, in this thread's scratch; NULL if they do not fit there
- * (157,000 elements for one column), and then each group of rows does it again, to the same bits. */
+/* Room is there for 157,000 elements of one column. */
 INLINE const void *lay_out(const cpu_mm *a, int64_t n, const int NC, const kind K) {
     const char *x = (const char *)a->x + (size_t)n * a->x_col;
     void *to = (void *)(((uintptr_t)a->scratch + 63) & ~(uintptr_t)63);
@@ -517,46 +473,8 @@ INLINE const void *lay_out(const cpu_mm *a, int64_t n, const int NC, const kind 
     return to;
 }
 
-/* All rows for NC columns from n, R at a time and the rest one by one. */
-INLINE void sweep_rows(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n, const int R, const int NC, const kind K,
-                       const bool SEG) {
-    int64_t m = m0, next = rows_ahead(a, R);
-    const void *x = lay_out(a, n, NC, K);
-    for (; m + R <= m1; m += R) rows(a, m, n, m + next + R <= m1 ? (size_t)next * a->w_row : 0, x, R, NC, K, SEG);
-    for (; m < m1; m++) rows(a, m, n, 0, x, 1, NC, K, SEG);
+static void mul_many(sheaf_type type, const cpu_mm *a, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
+    avx512_mul_tiled(type, a, m0, m1, n0, n1);
 }
 
-INLINE void sweep(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n, const int R, const int NC, const kind K) {
-    if (a->segment)
-        sweep_rows(a, m0, m1, n, R, NC, K, true);
-    else
-        sweep_rows(a, m0, m1, n, R, NC, K, false);
-}
-
-#define MUL(K)                                                                                                         \
-    static void sweep_##K##_1(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n) { sweep(a, m0, m1, n, 4, 1, K); }    \
-    static void sweep_##K##_2(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n) { sweep(a, m0, m1, n, 2, 2, K); }    \
-    static void sweep_##K##_3(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n) { sweep(a, m0, m1, n, 2, 3, K); }    \
-    static void sweep_##K##_4(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n) { sweep(a, m0, m1, n, 2, 4, K); }    \
-    static void mul_##K(const cpu_mm *a, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {                             \
-        if (!few_columns(a, n1, FEW)) {                                                                                \
-            avx512_mul_tiled(SHEAF_##K, a, m0, m1, n0, n1);                                                            \
-            return;                                                                                                    \
-        }                                                                                                              \
-        switch (n1 - n0) {                                                                                             \
-        case 1: sweep_##K##_1(a, m0, m1, n0); break;                                                                   \
-        case 2: sweep_##K##_2(a, m0, m1, n0); break;                                                                   \
-        case 3: sweep_##K##_3(a, m0, m1, n0); break;                                                                   \
-        case 4: sweep_##K##_4(a, m0, m1, n0); break;                                                                   \
-        default: break;                                                                                                \
-        }                                                                                                              \
-    }
-
-#define ROW_TYPES(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(Q4_K) X(Q5_K) X(Q6_K) X(F32) X(F16) X(BF16)
-ROW_TYPES(MUL)
-
-void avx512_rows(cpu_kernels *t) {
-#define X(K) t->mm[SHEAF_##K].mul = mul_##K;
-    ROW_TYPES(X)
-#undef X
-}
+void avx512_rows(cpu_kernels *t) { put_rows(t); }

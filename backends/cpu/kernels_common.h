@@ -1,4 +1,4 @@
-/* Small pieces that the kernels of every level share: mask reading, ALiBi slopes, KV head of a query
+/* Small pieces that the kernels of every level share: packed scales, mask reading, ALiBi slopes, KV head of a query
  * head, and the segment that a level really uses. Private to the kernel files; everything is static. */
 #ifndef SHEAF_CPU_KERNELS_COMMON_H
 #define SHEAF_CPU_KERNELS_COMMON_H
@@ -7,6 +7,26 @@
 
 #include <math.h>
 #include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+static inline uint32_t word_at(const void *p) {
+    uint32_t w;
+    memcpy(&w, p, 4);
+    return w;
+}
+
+/* The eight six-bit scales and minima of q4_k and q5_k as bytes, from their 12. */
+static inline void k_pairs(const uint8_t *p, uint64_t *scales, uint64_t *mins) {
+    uint32_t a = word_at(p), b = word_at(p + 4), c = word_at(p + 8);
+    *scales = (a & 0x3f3f3f3f) | (uint64_t)((c & 0x0f0f0f0f) | (a >> 6 & 0x03030303) << 4) << 32;
+    *mins = (b & 0x3f3f3f3f) | (uint64_t)((c >> 4 & 0x0f0f0f0f) | (b >> 6 & 0x03030303) << 4) << 32;
+}
 
 /* ALiBi slope of a global head: 1 when max_bias is 0, else powers of two as the models were trained. */
 static inline float alibi_slope(const cpu_attn *a, int32_t global_head) {
@@ -44,9 +64,5 @@ static inline int32_t segment_piece(int32_t segment, int32_t block, int32_t limi
 void portable_attention(const cpu_attn *a, int32_t h0, int32_t h1, int32_t t0, int32_t t1);
 /* And for functions that are too rare to be worth vectors. */
 void portable_unary(float *out, const float *x, int64_t n, sheaf_unary kind);
-
-static inline bool few_columns(const cpu_mm *a, int64_t n1, int64_t limit) {
-    return (a->n_total > 0 ? a->n_total : n1) <= limit;
-}
 
 #endif

@@ -28,12 +28,6 @@ static inline float half_at(const void *p) {
     return _cvtsh_ss(h);
 }
 
-static inline uint32_t word_at(const void *p) {
-    uint32_t w;
-    memcpy(&w, p, 4);
-    return w;
-}
-
 /* 16 bytes of nibbles -> low ones, then high ones */
 static inline __m256i nibbles(const uint8_t *p) {
     __m128i x = _mm_loadu_si128((const __m128i *)p);
@@ -120,13 +114,6 @@ static void unpack_iq4_xs(const uint8_t *src, int64_t n, uint8_t *code, float *d
             *d = super * (float)(scale - 32);
         }
     }
-}
-
-/* The eight six-bit scales and minima of q4_k and q5_k as bytes. */
-static inline void k_pairs(const uint8_t *p, uint64_t *scales, uint64_t *mins) {
-    uint32_t a = word_at(p), b = word_at(p + 4), c = word_at(p + 8);
-    *scales = (a & 0x3f3f3f3f) | (uint64_t)((c & 0x0f0f0f0f) | (a >> 6 & 0x03030303) << 4) << 32;
-    *mins = (b & 0x3f3f3f3f) | (uint64_t)((c >> 4 & 0x0f0f0f0f) | (b >> 6 & 0x03030303) << 4) << 32;
 }
 
 static inline void k_scales(const uint8_t *src, float *d, float *m, int stride) {

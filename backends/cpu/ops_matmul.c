@@ -1,12 +1,12 @@
 /* Matrix products: the fast path over the kernel table, and a plain one for what that does not take.
  *
- * Fast: rows of w are cut into chunks which threads take one by one; every call sees all columns, so
- * that tiles are as wide as they can be. Integer kernels want their columns quantized: that is a step
+ * Fast: threads divide the rows of w; every call sees all columns, so that tiles are as wide as they can
+ * be. Integer kernels want their columns quantized: that is a step
  * of its own, done once for all products of the same activations (Q, K and V; gate and up).
  * Plain: w's row as f32, sums in f64 (by segments if asked), any strides, batches and lengths. */
 #include "backends/cpu/program.h"
 
-enum { MIN_CHUNK = 16, MAX_CHUNK = 256, CHUNKS_PER_THREAD = 8 };
+enum { MIN_CHUNK = 16, MAX_CHUNK = 256, CHUNKS_PER_THREAD = 2, OWN_PERCENT = 70 };
 
 /* --- quantized columns -------------------------------------------------------------------------------- */
 
@@ -36,11 +36,19 @@ static cpu_region *quantized(cpu_compiler *c, const sheaf_tensor *node) {
 
 /* --- the fast path -------------------------------------------------------------------------------------- */
 
-/* Rows of w that a thread takes at a time: enough chunks for threads to even out, never so few rows
- * that taking one costs. Which rows are together does not change a bit (kernels.h, K1). */
-static int64_t chunk_rows(int64_t m, int nth) {
-    int64_t rows = m / ((int64_t)nth * CHUNKS_PER_THREAD) / MIN_CHUNK * MIN_CHUNK;
-    return rows < MIN_CHUNK ? MIN_CHUNK : rows > MAX_CHUNK ? MAX_CHUNK : rows;
+/* How rows of w are handed out. Most are a thread's from the start, in one piece: taking a chunk costs a
+ * cache line's trip between cores, which is a tenth of a small product. The rest is taken chunk by
+ * chunk by whoever is done first. Which rows are together does not change a bit (kernels.h, K1). */
+typedef struct handout {
+    int64_t own;   /* rows that are each thread's */
+    int64_t chunk; /* rows taken at a time of what is left */
+} handout;
+
+static handout hand_out(int64_t m, int nth) {
+    if (nth == 1) return (handout){m, MAX_CHUNK};
+    int64_t own = m * OWN_PERCENT / 100 / nth / MIN_CHUNK * MIN_CHUNK, left = m - own * nth;
+    int64_t chunk = left / ((int64_t)nth * CHUNKS_PER_THREAD) / MIN_CHUNK * MIN_CHUNK;
+    return (handout){own, chunk < MIN_CHUNK ? MIN_CHUNK : chunk > MAX_CHUNK ? MAX_CHUNK : chunk};
 }
 
 /* One chunk of rows of one batch. */
@@ -69,10 +77,13 @@ static void mul_chunk(const cpu_step *s, const cpu_task *t, int64_t batch, int64
 }
 
 static void run_mul(const cpu_step *s, const cpu_task *t) {
-    int64_t m = s->dst->ne[0], rows = chunk_rows(m, t->nth), per_batch = (m + rows - 1) / rows;
-    int64_t n = per_batch * s->dst->ne[2] * s->dst->ne[3];
+    int64_t m = s->dst->ne[0], batches = s->dst->ne[2] * s->dst->ne[3];
+    handout h = hand_out(m, t->nth);
+    for (int64_t b = 0; b < batches && h.own; b++) mul_chunk(s, t, b, h.own * t->ith, h.own * (t->ith + 1));
+    int64_t first = h.own * t->nth, per_batch = (m - first + h.chunk - 1) / h.chunk, n = per_batch * batches;
+    if (n == 0) return;
     for (int64_t i; (i = cpu_take(s, t)) < n;) {
-        int64_t m0 = i % per_batch * rows, m1 = m0 + rows < m ? m0 + rows : m;
+        int64_t m0 = first + i % per_batch * h.chunk, m1 = m0 + h.chunk < m ? m0 + h.chunk : m;
         mul_chunk(s, t, i / per_batch, m0, m1);
     }
 }

@@ -41,6 +41,7 @@ typedef struct hier_plan {
     int64_t landing[MAX_DEVICES]; /* ALLGATHER: where device d's share starts, elements of a row */
     char *staging;
     link_message *messages;
+    char came[MAX_DEVICES]; /* BARRIER: written by receives, read by nobody: only that they came counts */
 } hier_plan;
 
 void hier_blocks_free(sheaf_comm *c) {
@@ -259,14 +260,13 @@ static int fill_broadcast(run *r, int64_t row0, int64_t rows) {
 }
 
 static int fill_barrier(run *r, int64_t row0, int64_t rows) {
-    static char here[MAX_DEVICES]; /* written by receives, read by nobody: only that they came counts */
-    const hier_plan *h = r->op->engine_data;
+    hier_plan *h = r->op->engine_data;
     int n = 0;
     (void)row0, (void)rows;
     for (int k = 0; k < r->c->n_ranks; k++) {
         if (k == r->c->rank) continue;
-        h->messages[n++] = (link_message){.bytes = &here[k], .size = 1, .rank = k, .receive = true};
-        h->messages[n++] = (link_message){.bytes = &here[r->c->rank], .size = 1, .rank = k};
+        h->messages[n++] = (link_message){.bytes = &h->came[k], .size = 1, .rank = k, .receive = true};
+        h->messages[n++] = (link_message){.bytes = &h->came[r->c->rank], .size = 1, .rank = k};
     }
     return n;
 }
