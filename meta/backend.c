@@ -99,14 +99,14 @@ static void announce(const meta_plan *p, const sheaf_graph *g) {
 
 /* Ranks must have compiled the same plan, and have room for it, before it first runs. Every rank comes here, with
  * what it found; so one that failed leaves nobody waiting. */
-static sheaf_status agree(const meta_backend *b, const meta_plan *p, sheaf_status found) {
+static sheaf_status agree(const meta_backend *b, uint64_t hash, sheaf_status found) {
     sheaf_world *w = b->device->world;
     int n = w ? sheaf_world_size(w) : 1;
     if (n == 1) return found;
     struct {
         uint64_t hash;
         int64_t status;
-    } mine = {p ? p->hash : 0, found}, *all;
+    } mine = {hash, found}, *all;
     sheaf_error_box box;
     sheaf_error_save(&box, found);
     all = sheaf_calloc((size_t)n, sizeof *all);
@@ -117,7 +117,7 @@ static sheaf_status agree(const meta_backend *b, const meta_plan *p, sheaf_statu
         if (all[r].status) {
             s = sheaf_fail(SHEAF_E_PEER, "rank %d could not compile its plan: %s", r,
                            sheaf_status_text((sheaf_status)all[r].status));
-        } else if (all[r].hash != p->hash) {
+        } else if (all[r].hash != hash) {
             s = sheaf_fail(SHEAF_E_MISMATCH, "rank %d compiled another plan than rank %d", r, sheaf_world_rank(w));
         }
     }
@@ -128,7 +128,7 @@ static sheaf_status agree(const meta_backend *b, const meta_plan *p, sheaf_statu
 static sheaf_status compile(meta_backend *b, const sheaf_graph *g, uint64_t key, meta_plan **out) {
     sheaf_status s = meta_plan_compile(b, g, key, out);
     if (!s) s = make_room(b, *out);
-    s = agree(b, *out, s);
+    s = agree(b, *out ? (*out)->hash : 0, s);
     if (!s) {
         plan_cache_put(b->cache, *out);
         return SHEAF_OK;
@@ -181,7 +181,7 @@ static sheaf_status run(sheaf_backend *b, sheaf_prepared *p, void *const *addr, 
 
 static void backend_free(sheaf_backend *base) {
     meta_backend *b = backend_of(base);
-    if (b->comm && b->cache) (void)synchronize(base);
+    if (b->members && b->comm && b->cache) (void)synchronize(base);
     plan_cache_free(b->cache);
     for (int i = 0; b->members && i < b->device->n_local; i++) {
         meta_member *m = &b->members[i];

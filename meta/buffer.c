@@ -291,7 +291,7 @@ static sheaf_status io_new(meta_buffer *b, const sheaf_tensor *t, size_t begin, 
         s = sheaf_layout_axis(io->arena, layout->axis, layout->runs, layout->n_runs, b->device->n_world, &own);
     }
     if (!s) s = meta_ext_new(b->device, io->arena, t, &own, &io->ext);
-    if (!s && !(io->parts = sheaf_arena_alloc(io->arena, sizeof *io->parts * (size_t)b->device->n_local)))
+    if (!s && !(io->parts = sheaf_arena_alloc(io->arena, sizeof(sheaf_buffer *) * (size_t)b->device->n_local)))
         s = sheaf_arena_status(io->arena);
     for (int i = 0; !s && i < b->device->n_local; i++) {
         s = meta_shard_alloc(b->device, i, &io->ext->shards[i], SHEAF_USAGE_COMPUTE, &io->parts[i]);

@@ -47,9 +47,9 @@ static sheaf_status list_pieces(meta_plan *p) {
     p->pieces[k].end_item = p->n_items;
     for (k = 0; k < p->n_pieces; k++) {
         plan_piece *piece = &p->pieces[k];
-        piece->graphs = sheaf_arena_alloc(p->arena, (size_t)p->n_local * sizeof *piece->graphs);
-        piece->prepared = sheaf_arena_alloc(p->arena, (size_t)p->n_local * sizeof *piece->prepared);
-        piece->shard_of_slot = sheaf_arena_alloc(p->arena, (size_t)p->n_local * sizeof *piece->shard_of_slot);
+        piece->graphs = sheaf_arena_alloc(p->arena, (size_t)p->n_local * sizeof(sheaf_graph *));
+        piece->prepared = sheaf_arena_alloc(p->arena, (size_t)p->n_local * sizeof(sheaf_prepared *));
+        piece->shard_of_slot = sheaf_arena_alloc(p->arena, (size_t)p->n_local * sizeof(int32_t *));
         if (!piece->graphs || !piece->prepared || !piece->shard_of_slot) return sheaf_arena_status(p->arena);
     }
     return SHEAF_OK;

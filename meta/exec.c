@@ -31,7 +31,7 @@ sheaf_status meta_prepared_new(meta_backend *b, meta_plan *p, meta_prepared **ou
     x->backend = b;
     x->plan = p;
     x->n_io = p->n_crossings;
-    x->io = sheaf_calloc((size_t)p->n_crossings + 1, sizeof *x->io);
+    x->io = sheaf_calloc((size_t)p->n_crossings + 1, sizeof(meta_io *));
     x->fixed = sheaf_calloc((size_t)p->n_local * (size_t)p->n_values + 1, sizeof *x->fixed);
     x->addr = sheaf_calloc(2 * pieces + 1, sizeof *x->addr);
     x->pool = sheaf_calloc(2 * slots + 1, sizeof *x->pool);

@@ -139,14 +139,12 @@ static bool next_stretch(const sheaf_layout *have, const sheaf_layout *want, int
     for (int r = 0; r < want->n_runs; begin += want->runs[r++].length) {
         int64_t end = begin + want->runs[r].length;
         if (!(want->runs[r].devices >> device & 1) || end <= *at) continue;
-        int64_t first = *at > begin ? *at : begin, next = first + 1;
+        int64_t first = *at > begin ? *at : begin, next = end;
         int64_t from = sheaf_layout_local_index(have, device, first);
-        if (have->kind != SHEAF_AXIS) {
-            next = end;
-        } else { /* as far as the source's run goes */
+        if (have->kind == SHEAF_AXIS) { /* as far as the source's run goes */
             int64_t run_end = 0;
             for (int k = 0; k < have->n_runs && run_end <= first; k++) run_end += have->runs[k].length;
-            next = run_end < end ? run_end : end;
+            if (run_end < end) next = run_end;
         }
         *out = (stretch){from, sheaf_layout_local_index(want, device, first), next - first};
         *at = next;
@@ -202,7 +200,7 @@ static sheaf_status cut_back(sharder *x, int32_t item) {
     stretch k;
     if (x->m->shards[t->out].empty) return SHEAF_OK;
     while (next_stretch(have, own, x->device, &at, &k)) {
-        int32_t from, to, node;
+        int32_t from = -1, to = -1, node;
         sheaf_status s = part_view(x, t->src[0], own->axis, k.from, k.length, item, &from);
         if (!s) s = part_view(x, t->out, own->axis, k.to, k.length, item, &to);
         if (s) return s;
@@ -318,7 +316,7 @@ static sheaf_status list_crossings(meta_plan *p) {
             return sheaf_arena_status(p->arena);
         p->crossing[p->n_crossings++] = v;
     }
-    p->announced = sheaf_arena_alloc(p->arena, (size_t)p->n_crossings * sizeof *p->announced + 1);
+    p->announced = sheaf_arena_alloc(p->arena, (size_t)p->n_crossings * sizeof(meta_ext *) + 1);
     for (int32_t k = 0; p->announced && k < p->n_crossings; k++) {
         meta_ext *e = sheaf_arena_alloc(p->arena, sizeof *e);
         if (!e) break;

@@ -105,12 +105,13 @@ static sheaf_status gather(const sheaf_policy *p, const sheaf_named *tensors, in
     }
     int cut_tensors = 0;
     for (int i = 0; i < n; i++) {
-        if (m[i].row->group >= 0) by[cut_tensors++] = (order){m[i].layer, m[i].row->group, i};
+        int group = m[i].row ? m[i].row->group : -1;
+        if (group >= 0) by[cut_tensors++] = (order){m[i].layer, group, i};
     }
     qsort(by, (size_t)cut_tensors, sizeof *by, compare_order);
     for (int i = 0; i < cut_tensors; i++) {
-        policy_cut *c = &out->cuts[out->n - 1];
-        if (i == 0 || by[i].layer != by[i - 1].layer || by[i].group != by[i - 1].group) {
+        policy_cut *c = out->n > 0 ? &out->cuts[out->n - 1] : NULL;
+        if (!c || by[i].layer != by[i - 1].layer || by[i].group != by[i - 1].group) {
             c = &out->cuts[out->n];
             *c = (policy_cut){.group = &p->groups[by[i].group],
                               .layer = by[i].layer,
@@ -172,8 +173,9 @@ sheaf_status sheaf_policy_place(const sheaf_policy *p, const sheaf_policy_env *e
     if (!s) s = gather(p, tensors, n, m, env->n_devices, &cuts);
     if (!s) s = make_cuts(env, &cuts);
     for (int i = 0; i < n && !s; i++) {
-        out[i] = (sheaf_placement){
-            .layout = sheaf_layout_mirrored(), .group = "mirrored", .rule = m[i].row->pattern, .line = m[i].row->line};
+        const policy_row *row = m[i].row;
+        out[i] = (sheaf_placement){.layout = sheaf_layout_mirrored(), .group = "mirrored"};
+        if (row) out[i].rule = row->pattern, out[i].line = row->line;
         if (m[i].cut < 0) continue;
         const policy_cut *c = &cuts.cuts[m[i].cut];
         s = sheaf_policy_layout(env, c, &c->members[m[i].member], a, &out[i]);

@@ -40,7 +40,7 @@ static bool lookup(const sheaf_policy_env *env, const char *key, int layer, int6
 /* A number, or the first of the keys between '|' that the model has. */
 static sheaf_status value_of(const sheaf_policy_env *env, const char *keys, int layer, int line, int64_t *out) {
     char copy[MAX_KEY], *save = NULL;
-    strcpy(copy, keys);
+    snprintf(copy, sizeof copy, "%s", keys);
     for (char *key = strtok_r(copy, "|", &save); key; key = strtok_r(NULL, "|", &save)) {
         if (!lookup(env, key, layer, out)) continue;
         if (*out >= 1 && *out <= 1 << 24) return SHEAF_OK;
@@ -73,8 +73,9 @@ static sheaf_status part_sizes(const sheaf_policy_env *env, const policy_cut *c,
         if (!p->size[0]) open += part_count(c, p);
     }
     if (left < 0 || (open == 0 && left != 0) || (open > 0 && (left == 0 || left % open != 0))) return bad_shape(c, m);
+    int64_t each = open > 0 ? left / open : 0;
     for (int i = 0; i < m->row->n_parts; i++) {
-        if (!m->row->parts[i].size[0]) m->size[i] = left / open;
+        if (!m->row->parts[i].size[0]) m->size[i] = each;
     }
     return SHEAF_OK;
 }

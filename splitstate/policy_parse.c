@@ -37,8 +37,9 @@ static sheaf_status split_words(line *l) {
 }
 
 static sheaf_status copy_word(const line *l, const char *word, char *out, size_t n) {
-    if (strlen(word) >= n) return sheaf_fail(SHEAF_E_FORMAT, "split table line %d: '%s' is too long", l->number, word);
-    strcpy(out, word);
+    size_t length = strlen(word);
+    if (length >= n) return sheaf_fail(SHEAF_E_FORMAT, "split table line %d: '%s' is too long", l->number, word);
+    memcpy(out, word, length + 1);
     return SHEAF_OK;
 }
 
@@ -66,7 +67,8 @@ static sheaf_status group_kind_of(const line *l, group_kind *out, int *n_words) 
         group_kind kind;
         int words;
     } kinds[] = {{"heads", GROUP_HEADS, 5}, {"columns", GROUP_COLUMNS, 3}, {"rows", GROUP_ROWS, 3}};
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0] && l->n > 2; i++) {
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (l->n < 3) break;
         if (strcmp(l->word[2], kinds[i].name) != 0) continue;
         *out = kinds[i].kind;
         *n_words = kinds[i].words;
@@ -83,7 +85,7 @@ static sheaf_status parse_group(sheaf_policy *p, const line *l) {
     policy_group *g = &p->groups[p->n_groups];
     *g = (policy_group){.line = l->number};
     sheaf_status s = group_kind_of(l, &g->kind, &n_words);
-    if (s) return s;
+    if (s || l->n < 3) return s;
     if (l->n != n_words && l->n != n_words + 1) {
         return sheaf_fail(SHEAF_E_FORMAT, "split table line %d: %d words for group %s", l->number, l->n, l->word[1]);
     }

@@ -59,7 +59,7 @@ static void run(house *h, sheaf_backend *b, int n_devices, bool observe, float *
     sheaf_device *host;
     sheaf_backend *backends[2] = {b, NULL};
     sheaf_sched *sched;
-    sheaf_sched_options o = {.n_copies = 1};
+    sheaf_sched_options o = {0};
     net t;
     named_layout rows[] = {{"up", 1, {0}}, {"down", 0, {0}}};
     for (int d = 0; d < n_devices; d++)
