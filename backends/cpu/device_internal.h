@@ -30,7 +30,6 @@ typedef struct cpu_device {
     bool is_host;
     struct cpu_device **members;
     int n_members;
-    cpu_barrier *meeting; /* of the borrowed threads */
 } cpu_device;
 
 /* A queue of a CPU device: its commands go to the team's ring; its failure is its own. */

@@ -158,7 +158,7 @@ static sheaf_status pass_on(void *ctx, int i, int n, sheaf_queue *q) {
 
 /* A value is handed back and forth between two devices; only events order them. */
 Test(queues, events_order_devices, .timeout = 60) {
-    enum { ROUNDS = 400 };
+    enum { ROUNDS = 100 };
     for (int threads = 2; threads <= 6; threads += 4) {
         pair p;
         sheaf_event *e[2];
