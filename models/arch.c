@@ -4,12 +4,12 @@
 
 #include <string.h>
 
-static const model_arch *const known[] = {&model_llama};
+static const model_arch *const known[] = {&model_llama, NULL};
 
 const char *sheaf_known_architectures(void) { return "llama"; }
 
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out) {
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    for (size_t i = 0; known[i]; i++)
         if (strlen(known[i]->name) == name.n && !memcmp(known[i]->name, name.s, name.n)) {
             *out = known[i];
             return SHEAF_OK;

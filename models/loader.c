@@ -63,8 +63,7 @@ static sheaf_status alias_shard(sheaf_model *m, int shard) {
     sheaf_gguf_mapping(m->gguf, shard, &base, &size);
     sheaf_buffer *b = NULL;
     /* Read-only pages: WEIGHTS are never written. */
-    sheaf_status s =
-        m->device->iface->buffer_from_host_ptr(m->device, (char *)(uintptr_t)base + begin, (size_t)(end - begin), &b);
+    sheaf_status s = m->device->iface->buffer_from_host_ptr(m->device, (char *)base + begin, (size_t)(end - begin), &b);
     if (!s) b->usage = SHEAF_USAGE_WEIGHTS;
     if (!s) s = add_buffer(m, b);
     for (int32_t i = 0; i < m->n_weights && !s; i++) {

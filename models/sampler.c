@@ -285,9 +285,9 @@ static void keep_typical(sheaf_sampler *s) {
     soften(s, 1.0f);
     double entropy = 0, mass = 0;
     for (int32_t i = 0; i < s->n; i++)
-        if (s->cand[i].p > 0) entropy -= s->cand[i].p * log(s->cand[i].p);
+        if (s->cand[i].p > 0) entropy -= s->cand[i].p * log((double)s->cand[i].p);
     for (int32_t i = 0; i < s->n; i++)
-        s->cand[i].key = s->cand[i].p > 0 ? -fabsf((float)(-log(s->cand[i].p) - entropy)) : -INFINITY;
+        s->cand[i].key = s->cand[i].p > 0 ? -fabsf((float)(-log((double)s->cand[i].p) - entropy)) : -INFINITY;
     sort_best_first(s);
     int32_t keep = 0;
     while (keep < s->n && mass <= s->o.typical) mass += s->cand[keep++].p;

@@ -78,8 +78,8 @@ static sheaf_status declare(sheaf_model *m, const weight_row *r, int il, int32_t
 static sheaf_status allocate(sheaf_model *m) {
     size_t layers = (size_t)m->hp.n_layer, most = 0;
     for (int i = 0; i < m->arch->n_rows; i++) most += model_weight_is_layer(m->arch->rows[i].id) ? layers : 1;
-    m->weight = sheaf_calloc(most, sizeof *m->weight);
-    m->source = sheaf_calloc(most, sizeof *m->source);
+    m->weight = sheaf_calloc(most, sizeof(sheaf_tensor *));
+    m->source = sheaf_calloc(most, sizeof(const sheaf_gguf_tensor *));
     m->layer = sheaf_malloc(layers * W_COUNT * sizeof *m->layer);
     if (!m->weight || !m->source || !m->layer)
         return sheaf_fail(SHEAF_E_NO_MEMORY, "%s: no memory for %zu tensor headers", m->path, most);

@@ -30,7 +30,7 @@ void gguf_value_at(const gguf_file *f, uint8_t type, uint32_t at, sheaf_gguf_val
     float f32;
     switch ((sheaf_gguf_type)type) {
     case SHEAF_GGUF_U8: out->u = p[0]; break;
-    case SHEAF_GGUF_I8: out->i = (int8_t)p[0]; break;
+    case SHEAF_GGUF_I8: out->i = (p[0] ^ 0x80) - 0x80; break;
     case SHEAF_GGUF_U16: out->u = (uint64_t)(p[0] | p[1] << 8); break;
     case SHEAF_GGUF_I16: out->i = (int16_t)(p[0] | p[1] << 8); break;
     case SHEAF_GGUF_U32: out->u = gguf_u32(p); break;
@@ -106,21 +106,22 @@ sheaf_status gguf_file_int(const gguf_file *f, const char *key, int64_t *out) {
     return to_i64(f, key, f->entries[i].type, f->entries[i].value_at, out);
 }
 
-static sheaf_status look_up(const sheaf_gguf *g, const char *key, const gguf_entry **e) {
+/* These three return the entry, or NULL with the failure in *s. */
+static const gguf_entry *look_up(const sheaf_gguf *g, const char *key, sheaf_status *s) {
     int64_t i = sheaf_gguf_find(g, key);
-    if (i < 0) return sheaf_fail(SHEAF_E_NOT_FOUND, "%s: key %s not found", g->files[0].path, key);
-    *e = &g->files[0].entries[i];
-    return SHEAF_OK;
+    if (i >= 0) return &g->files[0].entries[i];
+    *s = sheaf_fail(SHEAF_E_NOT_FOUND, "%s: key %s not found", g->files[0].path, key);
+    return NULL;
 }
 
 sheaf_status sheaf_gguf_get_i64(const sheaf_gguf *g, const char *key, int64_t *out) {
-    const gguf_entry *e = NULL;
-    sheaf_status s = look_up(g, key, &e);
-    return s ? s : to_i64(&g->files[0], key, e->type, e->value_at, out);
+    sheaf_status s = SHEAF_OK;
+    const gguf_entry *e = look_up(g, key, &s);
+    return !e ? s : to_i64(&g->files[0], key, e->type, e->value_at, out);
 }
 
 sheaf_status sheaf_gguf_get_u32(const sheaf_gguf *g, const char *key, uint32_t *out) {
-    int64_t v;
+    int64_t v = 0;
     sheaf_status s = sheaf_gguf_get_i64(g, key, &v);
     if (s) return s;
     if (v < 0 || v > UINT32_MAX)
@@ -130,15 +131,15 @@ sheaf_status sheaf_gguf_get_u32(const sheaf_gguf *g, const char *key, uint32_t *
 }
 
 sheaf_status sheaf_gguf_get_f32(const sheaf_gguf *g, const char *key, float *out) {
-    const gguf_entry *e = NULL;
-    sheaf_status s = look_up(g, key, &e);
-    return s ? s : to_f32(&g->files[0], key, e->type, e->value_at, out);
+    sheaf_status s = SHEAF_OK;
+    const gguf_entry *e = look_up(g, key, &s);
+    return !e ? s : to_f32(&g->files[0], key, e->type, e->value_at, out);
 }
 
 sheaf_status sheaf_gguf_get_bool(const sheaf_gguf *g, const char *key, bool *out) {
-    const gguf_entry *e = NULL;
-    sheaf_status s = look_up(g, key, &e);
-    if (s) return s;
+    sheaf_status s = SHEAF_OK;
+    const gguf_entry *e = look_up(g, key, &s);
+    if (!e) return s;
     if (e->type != SHEAF_GGUF_BOOL) return wrong_type(&g->files[0], key, e->type, "bool");
     sheaf_gguf_value v = {0};
     gguf_value_at(&g->files[0], e->type, e->value_at, &v);
@@ -147,9 +148,9 @@ sheaf_status sheaf_gguf_get_bool(const sheaf_gguf *g, const char *key, bool *out
 }
 
 sheaf_status sheaf_gguf_get_str(const sheaf_gguf *g, const char *key, sheaf_str *out) {
-    const gguf_entry *e = NULL;
-    sheaf_status s = look_up(g, key, &e);
-    if (s) return s;
+    sheaf_status s = SHEAF_OK;
+    const gguf_entry *e = look_up(g, key, &s);
+    if (!e) return s;
     if (e->type != SHEAF_GGUF_STRING) return wrong_type(&g->files[0], key, e->type, "a string");
     sheaf_gguf_value v = {0};
     gguf_value_at(&g->files[0], e->type, e->value_at, &v);
@@ -163,33 +164,34 @@ static uint32_t element_at(const gguf_file *f, const gguf_entry *e, int64_t j) {
     return e->value_at + (uint32_t)j * gguf_scalar_bytes(e->element);
 }
 
-static sheaf_status look_up_array(const sheaf_gguf *g, const char *key, const gguf_entry **e) {
-    sheaf_status s = look_up(g, key, e);
-    if (!s && (*e)->type != SHEAF_GGUF_ARRAY) s = wrong_type(&g->files[0], key, (*e)->type, "an array");
-    return s;
+static const gguf_entry *look_up_array(const sheaf_gguf *g, const char *key, sheaf_status *s) {
+    const gguf_entry *e = look_up(g, key, s);
+    if (!e || e->type == SHEAF_GGUF_ARRAY) return e;
+    *s = wrong_type(&g->files[0], key, e->type, "an array");
+    return NULL;
 }
 
-static sheaf_status look_up_element(const sheaf_gguf *g, const char *key, int64_t i, const gguf_entry **e) {
-    sheaf_status s = look_up_array(g, key, e);
-    if (!s && (i < 0 || i >= (*e)->n))
-        s = sheaf_fail(SHEAF_E_RANGE, "%s: key %s: element %lld of %lld", g->files[0].path, key, (long long)i,
-                       (long long)(*e)->n);
-    return s;
+static const gguf_entry *look_up_element(const sheaf_gguf *g, const char *key, int64_t i, sheaf_status *s) {
+    const gguf_entry *e = look_up_array(g, key, s);
+    if (!e || (i >= 0 && i < e->n)) return e;
+    *s = sheaf_fail(SHEAF_E_RANGE, "%s: key %s: element %lld of %lld", g->files[0].path, key, (long long)i,
+                    (long long)e->n);
+    return NULL;
 }
 
 sheaf_status sheaf_gguf_array(const sheaf_gguf *g, const char *key, sheaf_gguf_type *element, int64_t *n) {
-    const gguf_entry *e = NULL;
-    sheaf_status s = look_up_array(g, key, &e);
-    if (s) return s;
+    sheaf_status s = SHEAF_OK;
+    const gguf_entry *e = look_up_array(g, key, &s);
+    if (!e) return s;
     *element = (sheaf_gguf_type)e->element;
     *n = e->n;
     return SHEAF_OK;
 }
 
 sheaf_status sheaf_gguf_array_str(const sheaf_gguf *g, const char *key, int64_t i, sheaf_str *out) {
-    const gguf_entry *e = NULL;
-    sheaf_status s = look_up_element(g, key, i, &e);
-    if (s) return s;
+    sheaf_status s = SHEAF_OK;
+    const gguf_entry *e = look_up_element(g, key, i, &s);
+    if (!e) return s;
     if (e->element != SHEAF_GGUF_STRING) return wrong_type(&g->files[0], key, e->element, "an array of strings");
     sheaf_gguf_value v = {0};
     gguf_value_at(&g->files[0], e->element, element_at(&g->files[0], e, i), &v);
@@ -198,15 +200,15 @@ sheaf_status sheaf_gguf_array_str(const sheaf_gguf *g, const char *key, int64_t 
 }
 
 sheaf_status sheaf_gguf_array_i64(const sheaf_gguf *g, const char *key, int64_t i, int64_t *out) {
-    const gguf_entry *e = NULL;
-    sheaf_status s = look_up_element(g, key, i, &e);
-    return s ? s : to_i64(&g->files[0], key, e->element, element_at(&g->files[0], e, i), out);
+    sheaf_status s = SHEAF_OK;
+    const gguf_entry *e = look_up_element(g, key, i, &s);
+    return !e ? s : to_i64(&g->files[0], key, e->element, element_at(&g->files[0], e, i), out);
 }
 
 sheaf_status sheaf_gguf_array_f32(const sheaf_gguf *g, const char *key, int64_t i, float *out) {
-    const gguf_entry *e = NULL;
-    sheaf_status s = look_up_element(g, key, i, &e);
-    return s ? s : to_f32(&g->files[0], key, e->element, element_at(&g->files[0], e, i), out);
+    sheaf_status s = SHEAF_OK;
+    const gguf_entry *e = look_up_element(g, key, i, &s);
+    return !e ? s : to_f32(&g->files[0], key, e->element, element_at(&g->files[0], e, i), out);
 }
 
 static sheaf_status key_in_range(const sheaf_gguf *g, int64_t i) {

@@ -20,12 +20,25 @@ extern "C" {
 typedef struct sheaf_gguf sheaf_gguf;
 
 typedef enum sheaf_gguf_type {
-    SHEAF_GGUF_U8 = 0, SHEAF_GGUF_I8 = 1, SHEAF_GGUF_U16 = 2, SHEAF_GGUF_I16 = 3, SHEAF_GGUF_U32 = 4,
-    SHEAF_GGUF_I32 = 5, SHEAF_GGUF_F32 = 6, SHEAF_GGUF_BOOL = 7, SHEAF_GGUF_STRING = 8, SHEAF_GGUF_ARRAY = 9,
-    SHEAF_GGUF_U64 = 10, SHEAF_GGUF_I64 = 11, SHEAF_GGUF_F64 = 12,
+    SHEAF_GGUF_U8 = 0,
+    SHEAF_GGUF_I8 = 1,
+    SHEAF_GGUF_U16 = 2,
+    SHEAF_GGUF_I16 = 3,
+    SHEAF_GGUF_U32 = 4,
+    SHEAF_GGUF_I32 = 5,
+    SHEAF_GGUF_F32 = 6,
+    SHEAF_GGUF_BOOL = 7,
+    SHEAF_GGUF_STRING = 8,
+    SHEAF_GGUF_ARRAY = 9,
+    SHEAF_GGUF_U64 = 10,
+    SHEAF_GGUF_I64 = 11,
+    SHEAF_GGUF_F64 = 12,
 } sheaf_gguf_type;
 
-typedef struct sheaf_str { const char *s; size_t n; } sheaf_str; /* not NUL-terminated */
+typedef struct sheaf_str {
+    const char *s;
+    size_t n;
+} sheaf_str; /* not NUL-terminated */
 
 /* A file's string as one printable line in buf[n]: what is not well-formed UTF-8, controls and
  * backslashes are escaped (\xNN, \n, \t, \\); cut with "..." when it does not fit. Returns buf. */
@@ -36,8 +49,8 @@ typedef struct sheaf_gguf_tensor {
     sheaf_type type;
     int n_dims;
     int64_t ne[SHEAF_MAX_DIMS];
-    int shard;          /* which file */
-    uint64_t offset;    /* absolute, in that file */
+    int shard;       /* which file */
+    uint64_t offset; /* absolute, in that file */
     uint64_t bytes;
 } sheaf_gguf_tensor;
 
@@ -52,7 +65,7 @@ SHEAF_API uint32_t sheaf_gguf_version(const sheaf_gguf *g);
 SHEAF_API uint32_t sheaf_gguf_alignment(const sheaf_gguf *g);
 SHEAF_API int sheaf_gguf_shards(const sheaf_gguf *g);
 SHEAF_API const char *sheaf_gguf_path(const sheaf_gguf *g, int shard);
-SHEAF_API int sheaf_gguf_fd(const sheaf_gguf *g, int shard);            /* open read-only; -1 for memory */
+SHEAF_API int sheaf_gguf_fd(const sheaf_gguf *g, int shard); /* open read-only; -1 for memory */
 SHEAF_API uint64_t sheaf_gguf_file_bytes(const sheaf_gguf *g, int shard);
 SHEAF_API uint64_t sheaf_gguf_data_offset(const sheaf_gguf *g, int shard);
 
@@ -75,18 +88,28 @@ SHEAF_API sheaf_status sheaf_gguf_array_str(const sheaf_gguf *g, const char *key
 SHEAF_API sheaf_status sheaf_gguf_array_i64(const sheaf_gguf *g, const char *key, int64_t i, int64_t *out);
 SHEAF_API sheaf_status sheaf_gguf_array_f32(const sheaf_gguf *g, const char *key, int64_t i, float *out);
 /* Scalar value by key index, for printing. */
-typedef union sheaf_gguf_value { int64_t i; uint64_t u; double f; bool b; sheaf_str str; } sheaf_gguf_value;
+typedef union sheaf_gguf_value {
+    int64_t i;
+    uint64_t u;
+    double f;
+    bool b;
+    sheaf_str str;
+} sheaf_gguf_value;
 SHEAF_API sheaf_status sheaf_gguf_scalar(const sheaf_gguf *g, int64_t i, sheaf_gguf_type *type, sheaf_gguf_value *out);
 /* Element `j` of the array at key index `i` (its element type in *type); nested arrays: SHEAF_E_UNSUPPORTED. */
-SHEAF_API sheaf_status sheaf_gguf_element(const sheaf_gguf *g, int64_t i, int64_t j, sheaf_gguf_type *type, sheaf_gguf_value *out);
-SHEAF_API int64_t sheaf_gguf_array_length(const sheaf_gguf *g, int64_t i); /* of the array at key index i; -1: no array */
+SHEAF_API sheaf_status sheaf_gguf_element(const sheaf_gguf *g, int64_t i, int64_t j, sheaf_gguf_type *type,
+                                          sheaf_gguf_value *out);
+SHEAF_API int64_t sheaf_gguf_array_length(const sheaf_gguf *g,
+                                          int64_t i); /* of the array at key index i; -1: no array */
 
 /* --- tensors --- */
 SHEAF_API int64_t sheaf_gguf_n_tensors(const sheaf_gguf *g);
 SHEAF_API const sheaf_gguf_tensor *sheaf_gguf_tensor_at(const sheaf_gguf *g, int64_t i);
-SHEAF_API const sheaf_gguf_tensor *sheaf_gguf_find_tensor(const sheaf_gguf *g, const char *name); /* NULL: absent; hashed */
+SHEAF_API const sheaf_gguf_tensor *sheaf_gguf_find_tensor(const sheaf_gguf *g,
+                                                          const char *name); /* NULL: absent; hashed */
 /* Reads `n` bytes at `offset` within tensor `t` by pread; short reads are errors naming tensor and missing bytes. */
-SHEAF_API sheaf_status sheaf_gguf_read(const sheaf_gguf *g, const sheaf_gguf_tensor *t, uint64_t offset, void *dst, size_t n);
+SHEAF_API sheaf_status sheaf_gguf_read(const sheaf_gguf *g, const sheaf_gguf_tensor *t, uint64_t offset, void *dst,
+                                       size_t n);
 /* Maps all shards read-only (once; kept until close). The address of a tensor's bytes in the map.
  * A file that shrinks afterwards is detected at load (size compared again), not at use. */
 SHEAF_API sheaf_status sheaf_gguf_map(sheaf_gguf *g);

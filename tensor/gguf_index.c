@@ -9,7 +9,7 @@
 
 static uint64_t secret(void) {
     uint64_t seed = 0x9e3779b97f4a7c15u;
-    const void *random = (const void *)(uintptr_t)getauxval(AT_RANDOM);
+    const void *random = (const void *)getauxval(AT_RANDOM); /* NOLINT(performance-no-int-to-ptr): its only form */
     if (random) memcpy(&seed, random, sizeof seed);
     return seed;
 }

@@ -159,13 +159,17 @@ static sheaf_status join_tensors(sheaf_gguf *g, const split *sp) {
 
 static sheaf_status assemble(gguf_file *first, sheaf_gguf **out) {
     split sp;
-    sheaf_gguf *g = NULL;
+    sheaf_gguf *g = sheaf_calloc(1, sizeof *g);
+    if (!g) {
+        sheaf_status s = sheaf_fail(SHEAF_E_NO_MEMORY, "%s: no memory", first->path);
+        gguf_file_close(first);
+        return s;
+    }
     sheaf_status s = gguf_parse(first);
     if (!s) s = split_of(first, &sp);
     if (!s && sp.count > 1 && first->fd < 0)
         s = sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: shard %lld of %lld needs its files", first->path, (long long)sp.no + 1,
                        (long long)sp.count);
-    if (!s && !(g = sheaf_calloc(1, sizeof *g))) s = sheaf_fail(SHEAF_E_NO_MEMORY, "%s: no memory", first->path);
     if (!s) s = gather(g, first, &sp);
     if (!s) s = join_tensors(g, &sp);
     if (s) {

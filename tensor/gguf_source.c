@@ -122,7 +122,7 @@ sheaf_status gguf_file_same_size(const gguf_file *f) {
 sheaf_status gguf_file_map(gguf_file *f) {
     if (f->map) return SHEAF_OK;
     if (f->fd < 0) {
-        f->map = (void *)(uintptr_t)f->head;
+        f->map = (void *)f->head; /* never written */
         return SHEAF_OK;
     }
     sheaf_status s = gguf_file_same_size(f);

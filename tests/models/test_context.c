@@ -36,7 +36,7 @@ static uint64_t decode(sheaf_context *c, int n, int salt, int32_t seq) {
                   (unsigned long long)wanted_);                                                                        \
     } while (0)
 
-Test(context, impossible_batches_are_refused_and_change_nothing, .timeout = 60) {
+Test(context, impossible_batches_are_refused_and_change_nothing, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     start(&r, "h9k3-f32", &o);
@@ -66,13 +66,15 @@ Test(context, impossible_batches_are_refused_and_change_nothing, .timeout = 60) 
     rig_end(&r);
 }
 
-Test(context, a_prompt_longer_than_the_context_says_so, .timeout = 60) {
+Test(context, a_prompt_longer_than_the_context_says_so, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     start(&r, "h9k3-f32", &o);
+    int32_t ids[70] = {0};
+    expect_status(sheaf_decode(r.context, &(sheaf_batch){.n = 70, .token = ids}), SHEAF_E_RANGE);
+    expect_error("70 tokens do not fit the context: 64 of 64 cells are free");
     decode(r.context, 32, 1, 0);
     decode(r.context, 30, 2, 0);
-    int32_t ids[4] = {0};
     expect_status(sheaf_decode(r.context, &(sheaf_batch){.n = 3, .token = ids}), SHEAF_E_RANGE);
     expect_error("3 tokens do not fit the context: 2 of 64 cells are free");
     expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 2, .token = ids}));
@@ -80,7 +82,7 @@ Test(context, a_prompt_longer_than_the_context_says_so, .timeout = 60) {
     rig_end(&r);
 }
 
-Test(context, sequences_do_not_see_each_other, .timeout = 60) {
+Test(context, sequences_do_not_see_each_other, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     start(&r, "h9k3-f32", &o);
@@ -95,7 +97,7 @@ Test(context, sequences_do_not_see_each_other, .timeout = 60) {
     rig_end(&r);
 }
 
-Test(context, removed_positions_are_forgotten, .timeout = 60) {
+Test(context, removed_positions_are_forgotten, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     start(&r, "h9k3-f32", &o);
@@ -110,7 +112,7 @@ Test(context, removed_positions_are_forgotten, .timeout = 60) {
     rig_end(&r);
 }
 
-Test(context, wanted_rows_come_in_batch_order, .timeout = 60) {
+Test(context, wanted_rows_come_in_batch_order, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     start(&r, "h9k3-f32", &o);
@@ -141,7 +143,7 @@ Test(context, wanted_rows_come_in_batch_order, .timeout = 60) {
     rig_end(&r);
 }
 
-Test(context, a_batch_that_wants_nothing_gives_nothing, .timeout = 60) {
+Test(context, a_batch_that_wants_nothing_gives_nothing, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     start(&r, "h9k3-f32", &o);
@@ -162,7 +164,7 @@ static sheaf_status one_token(void *ctx) {
     return sheaf_decode(ctx, &(sheaf_batch){.n = 1, .token = &id});
 }
 
-Test(context, steady_decode_builds_and_allocates_nothing, .timeout = 60) {
+Test(context, steady_decode_builds_and_allocates_nothing, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     start(&r, "h9k3-q8_0", &o);
@@ -180,7 +182,7 @@ Test(context, steady_decode_builds_and_allocates_nothing, .timeout = 60) {
     rig_end(&r);
 }
 
-Test(context, kv_types_are_close_to_f32_or_refused_by_name, .timeout = 120) {
+Test(context, kv_types_are_close_to_f32_or_refused_by_name, .timeout = 600) {
     static const sheaf_type types[] = {SHEAF_F32, SHEAF_F16, SHEAF_BF16, SHEAF_Q8_0};
     float exact[512];
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
@@ -214,7 +216,7 @@ Test(context, kv_types_are_close_to_f32_or_refused_by_name, .timeout = 120) {
     rig_end(&r);
 }
 
-Test(context, two_contexts_of_one_model_do_not_disturb_each_other, .timeout = 60) {
+Test(context, two_contexts_of_one_model_do_not_disturb_each_other, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     start(&r, "h9k3-f32", &o);
@@ -230,7 +232,7 @@ Test(context, two_contexts_of_one_model_do_not_disturb_each_other, .timeout = 60
     rig_end(&r);
 }
 
-Test(context, impossible_options_are_refused, .timeout = 60) {
+Test(context, impossible_options_are_refused, .timeout = 300) {
     rig r;
     sheaf_context_options o = small(), bad[4] = {small(), small(), small(), small()};
     start(&r, "h9k3-f32", &o);
@@ -249,7 +251,7 @@ Test(context, impossible_options_are_refused, .timeout = 60) {
     rig_end(&r);
 }
 
-Test(context, memory_is_what_was_computed_beforehand, .timeout = 60) {
+Test(context, memory_is_what_was_computed_beforehand, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     rig_file(&r, "h9k3-q8_0");
@@ -267,7 +269,7 @@ Test(context, memory_is_what_was_computed_beforehand, .timeout = 60) {
     rig_end(&r);
 }
 
-Test(context, a_cache_larger_than_memory_is_refused_before_it_is_touched, .timeout = 60) {
+Test(context, a_cache_larger_than_memory_is_refused_before_it_is_touched, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     start(&r, "dense-f32", &o);

@@ -80,7 +80,7 @@ Test(devices, uneven_and_empty_shares_give_the_same_bits, .timeout = 600) {
 
 static size_t tensor_bytes(const sheaf_model *m) { return (size_t)sheaf_model_hparams(m)->bytes; }
 
-Test(devices, each_holds_its_share_and_no_more, .timeout = 120) {
+Test(devices, each_holds_its_share_and_no_more, .timeout = 600) {
     static const char *const lists[] = {"cpu/2", "cpu/3", "cpu/4"};
     for (int i = 0; i < 3; i++) {
         rig r;
@@ -117,7 +117,7 @@ static bool see(void *ctx, size_t size) {
 }
 
 /* Case I05: beside the shards, loading holds a chunk and small headers, never a whole tensor again. */
-Test(devices, loading_holds_no_second_copy, .timeout = 120) {
+Test(devices, loading_holds_no_second_copy, .timeout = 600) {
     rig r;
     rig_file(&r, "dense-f32");
     for (int n = 1; n <= 3; n++) {
@@ -144,7 +144,7 @@ static sheaf_status one_token(void *ctx) {
     return sheaf_decode(ctx, &(sheaf_batch){.n = 1, .token = &id});
 }
 
-Test(devices, steady_decode_on_several_allocates_nothing, .timeout = 120) {
+Test(devices, steady_decode_on_several_allocates_nothing, .timeout = 600) {
     rig r;
     rig_file(&r, "h9k3-q8_0");
     rig_devices(&r, "cpu/2");
@@ -158,7 +158,7 @@ Test(devices, steady_decode_on_several_allocates_nothing, .timeout = 120) {
     rig_end(&r);
 }
 
-Test(devices, a_model_needs_no_reshard_and_two_sums_a_layer, .timeout = 120) {
+Test(devices, a_model_needs_no_reshard_and_two_sums_a_layer, .timeout = 600) {
     rig r;
     rig_file(&r, "h9k3-q8_0");
     rig_devices(&r, "cpu/2");

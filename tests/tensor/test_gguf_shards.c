@@ -62,7 +62,7 @@ static sheaf_status try_open(const char *path) {
     return s;
 }
 
-Test(gguf_shards, any_shard_opens_the_whole_set, .timeout = 30) {
+Test(gguf_shards, any_shard_opens_the_whole_set, .timeout = 120) {
     set s;
     make_set(&s);
     for (int i = 0; i < SHARDS; i++) {
@@ -88,7 +88,7 @@ Test(gguf_shards, any_shard_opens_the_whole_set, .timeout = 30) {
     remove_set(&s);
 }
 
-Test(gguf_shards, a_missing_shard_is_named, .timeout = 30) {
+Test(gguf_shards, a_missing_shard_is_named, .timeout = 120) {
     set s;
     make_set(&s);
     unlink(s.path[2]);
@@ -98,7 +98,7 @@ Test(gguf_shards, a_missing_shard_is_named, .timeout = 30) {
     remove_set(&s);
 }
 
-Test(gguf_shards, shards_that_disagree_are_named, .timeout = 30) {
+Test(gguf_shards, shards_that_disagree_are_named, .timeout = 120) {
     static const struct {
         int i;
         claim c;
@@ -123,7 +123,7 @@ Test(gguf_shards, shards_that_disagree_are_named, .timeout = 30) {
     }
 }
 
-Test(gguf_shards, a_renamed_shard_says_what_name_it_needs, .timeout = 30) {
+Test(gguf_shards, a_renamed_shard_says_what_name_it_needs, .timeout = 120) {
     set s;
     make_set(&s);
     char renamed[128];
@@ -145,7 +145,7 @@ static void append(const char *to, const char *from) {
     fclose(b);
 }
 
-Test(gguf_shards, shards_joined_by_cat_are_recognised, .timeout = 30) {
+Test(gguf_shards, shards_joined_by_cat_are_recognised, .timeout = 120) {
     set s;
     make_set(&s);
     append(s.path[1], s.path[2]);
@@ -157,7 +157,7 @@ Test(gguf_shards, shards_joined_by_cat_are_recognised, .timeout = 30) {
     remove_set(&s);
 }
 
-Test(gguf_shards, a_shard_in_memory_says_that_it_needs_files, .timeout = 30) {
+Test(gguf_shards, a_shard_in_memory_says_that_it_needs_files, .timeout = 120) {
     gguf_build *b = shard(1, &truth[1]);
     size_t n;
     const uint8_t *p = gguf_build_bytes(b, &n);
@@ -176,7 +176,7 @@ static bool fail_when_zero(void *ctx, size_t size) {
     return ((countdown *)ctx)->left-- != 0;
 }
 
-Test(gguf_shards, every_failed_allocation_is_a_clean_status, .timeout = 60) {
+Test(gguf_shards, every_failed_allocation_is_a_clean_status, .timeout = 300) {
     set s;
     make_set(&s);
     /* A failure that is tolerated (giving memory back) opens the file; the sweep ends when none was met. */
