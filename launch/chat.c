@@ -38,7 +38,9 @@ static void forget(conversation *c, size_t keep) {
 static char *next_line(bool terminal) {
     interrupted = 0;
     if (terminal) {
+        at_prompt = 1;
         char *line = readline("> ");
+        at_prompt = 0;
         if (!line && interrupted) {
             interrupted = 0;
             fputc('\n', stderr);
@@ -75,6 +77,16 @@ static sheaf_status turn(generator *g, conversation *c, const char *line) {
     return s;
 }
 
+/* -p, its escapes undone where -e asks for it. */
+static sheaf_status first_turn(generator *g, conversation *c, const options *o) {
+    char *text = sheaf_strdup(o->prompt);
+    if (!text) return sheaf_fail(SHEAF_E_NO_MEMORY, "chat: prompt: out of memory");
+    if (o->escape) unescape(text, strlen(text));
+    sheaf_status s = turn(g, c, text);
+    sheaf_free(text);
+    return s;
+}
+
 static sheaf_status converse(generator *g, conversation *c, bool terminal) {
     sheaf_status s = SHEAF_OK;
     char *line;
@@ -107,7 +119,7 @@ sheaf_status chat(session *s, const options *o) {
     }
     if (!status && o->system) status = say(&c, "system", o->system, strlen(o->system));
     g.print = true;
-    if (!status && o->prompt) status = turn(&g, &c, o->prompt);
+    if (!status && o->prompt) status = first_turn(&g, &c, o);
     if (!status) status = converse(&g, &c, terminal);
     if (!status && !o->quiet && g.stop) report(&g, stderr);
     forget(&c, 0);

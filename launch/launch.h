@@ -149,6 +149,7 @@ sheaf_status machine_read_gbs(size_t bytes, int threads, double *gbs);
 int64_t heap_calls(void);
 
 extern volatile sig_atomic_t interrupted; /* SIGINT came (run: stop; chat: end the reply) */
+extern volatile sig_atomic_t at_prompt;   /* the chat waits for a line: Ctrl-C, however often, only clears it */
 extern volatile sig_atomic_t terminated;  /* SIGTERM came */
 
 #endif

@@ -8,12 +8,12 @@
 #include "launch/launch.h"
 #include "tensor/settings.h"
 
-volatile sig_atomic_t interrupted, terminated;
+volatile sig_atomic_t interrupted, terminated, at_prompt;
 
 static void on_interrupt(int sig) {
     (void)sig;
     /* a second Ctrl-C, when the first was not seen yet, must not be ignored */
-    if (interrupted) _exit(130);
+    if (interrupted && !at_prompt) _exit(130);
     interrupted = 1;
 }
 static void on_terminate(int sig) {

@@ -378,6 +378,10 @@ static sheaf_status check_together(options *o) {
     if (!s) s = exclude(o->json, o->jsonl, "--json and --jsonl");
     if (!s) s = exclude(o->interactive, o->raw || o->no_conversation, "-i and --raw");
     if (!s) s = exclude(o->interactive, o->json || o->jsonl, "-i and --json");
+    if (!s && o->interactive && o->file) {
+        s = exclude(true, true, "-i and -f");
+        s = sheaf_error_hint(s, "-p TEXT is the first message of a chat");
+    }
     if (!s) s = exclude(o->decode, o->prompt || o->file, "--decode and a text");
     if (!s) s = exclude(o->quiet, o->verbose > 0, "-q and -v");
     if (!s) s = exclude(o->dot, o->json, "--dot and --json");

@@ -66,10 +66,18 @@ static sheaf_status open_model(session *s, const options *o, unsigned parts) {
     };
     if (o->split_mode && !strcmp(o->split_mode, "layer")) mo.split_mode = SHEAF_SPLIT_LAYER;
     if (o->split_mode && !strcmp(o->split_mode, "none")) mo.split_mode = SHEAF_SPLIT_NONE;
+    bool several = s->n_devices > 1 || (s->world && sheaf_world_size(s->world) > 1);
+    if (mo.split_mode == SHEAF_SPLIT_LAYER && several) {
+        sheaf_free(table);
+        return sheaf_error_hint(sheaf_fail(SHEAF_E_ARGUMENT, "options: -sm layer: not supported yet"),
+                                "-sm tensor cuts every layer over all devices; -sm none takes the first device");
+    }
     double start = now_ms();
     sheaf_status status = sheaf_model_load(o->model, &mo, &s->model);
     s->load_ms = now_ms() - start;
     sheaf_free(table);
+    if (!status && (o->bit & (CMD_RUN | CMD_PERPLEXITY)) && !sheaf_model_tokenizer(s->model))
+        status = sheaf_fail(SHEAF_E_FORMAT, "%s: it has no vocabulary (key tokenizer.ggml.model)", o->model);
     return status ? sheaf_error_context(status, "loading") : SHEAF_OK;
 }
 

@@ -97,11 +97,14 @@ unsigned cpu_team_post(cpu_team *t, const cpu_command *c) {
     return ticket;
 }
 
-/* Starts the threads with all signals blocked: an interrupt is the program's main thread's affair.
- * Returns how many started. */
+/* Starts the threads with all signals blocked: an interrupt is the program's main thread's affair. Not those that a
+ * thread's own instruction raises: blocked, they end the process before the program's handler could say why (a
+ * mapped file that shrank). Returns how many started. */
 static int start_threads(cpu_team *t, const cpu_team_place *place) {
     sigset_t all, before;
+    static const int own[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
     sigfillset(&all);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&all, own[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int started = 0;
     for (; started < t->n_threads; started++) {

@@ -400,7 +400,8 @@ Test(perplexity, a_logits_file_is_written_and_compared_with, .timeout = 100) {
     cr_assert(fabs(number(&read, r, "kl_mean")) < 1e-4 && number(&read, r, "kl_max") < 1e-3, "%s", read.out);
     cr_assert(number(&read, r, "top1") > 0.99, "%s", read.out);
     cr_assert(number(&read, r, "ppl") == number(&wrote, w, "ppl"), "%s, %s", wrote.out, read.out);
-    outcome over = sheaf("perplexity -m " TINY " --json -q -ctk f16 --kl-divergence --kl-divergence-base %s --max-kl 0",
+    outcome over = sheaf("perplexity -m " TINY
+                         " --json -q -ctk q8_0 -ctv q8_0 --kl-divergence --kl-divergence-base %s --max-kl 1e-7",
                          path),
             under =
                 sheaf("perplexity -m " TINY " --json -q --kl-divergence --kl-divergence-base %s --max-kl 0.01", path);

@@ -35,7 +35,7 @@ Test(endings, interrupt_in_mid_reply_is_130, .timeout = 120) {
 }
 
 Test(endings, interrupt_with_json_still_tells_what_was_made, .timeout = 60) {
-    how h = {.signal = SIGINT, .signal_ms = 700};
+    how h = {.signal = SIGINT, .signal_ms = 2500};
     outcome o = sheaf_how(&h, LONG " --json");
     expect_code(o, 130);
     cJSON *j = cJSON_Parse(o.out);

@@ -355,6 +355,12 @@ bool terminal_wait(terminal *t, size_t from, const char *text, int seconds) {
     return true;
 }
 
+bool terminal_grow(terminal *t, size_t n, int seconds) {
+    double end = now_s() + seconds;
+    while (t->n < n && t->fd >= 0 && now_s() < end) terminal_read(t, 50);
+    return t->n >= n;
+}
+
 void terminal_settle(terminal *t, int ms) {
     while (terminal_read(t, ms)) {}
 }

@@ -78,6 +78,8 @@ terminal terminal_open(const char *format, ...) __attribute__((format(printf, 1,
 void terminal_type(terminal *t, const char *text);
 /* Reads until `text` was shown after position `from`, at most `seconds`; false if it never was. */
 bool terminal_wait(terminal *t, size_t from, const char *text, int seconds);
+/* Reads until `n` bytes were shown in all; false if they never were. */
+bool terminal_grow(terminal *t, size_t n, int seconds);
 /* Reads until nothing new came for `ms`. */
 void terminal_settle(terminal *t, int ms);
 /* Waits for the end; exit code as in outcome, or -1 if it did not end in time (then it is killed). */

@@ -95,6 +95,8 @@ Test(usage, words_that_cannot_be_meant_are_refused, .timeout = 300) {
         {"run -m " TINY " -p x --json --jsonl", "--json"},
         {"run -m " TINY " -i --raw", "-i"},
         {"run -m " TINY " -i --json", "-i"},
+        {"run -m " TINY " -i -f " TALES, "-p TEXT"},
+        {"graph -m " TINY " --dot", "--dot"},
         {"run -m " TINY " -p x -q -v", "-q"},
         {"run -m " TINY " -p x stray", "stray"},
         {"run -m " TINY " -p x --json=yes", "--json"},
@@ -235,6 +237,8 @@ Test(usage, flags_of_llama_that_cannot_work_name_ours, .timeout = 200) {
         {"run -m " TINY " --lora x -p x", "not supported"},
         {"run -m " TINY " -ot x=CPU -p x", "--split-table"},
         {"run -m " TINY " --trace x -p x", "sheaf bench"},
+        {"run -m " TINY " -sm layer --devices cpu/2 -p x", "-sm tensor"},
+        {"graph -m " TINY " --memory", "sheaf split"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         outcome o = sheaf("%s", cases[i].line);
