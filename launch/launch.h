@@ -140,6 +140,7 @@ sheaf_status read_text(const char *path, char **text, size_t *n);
 size_t unescape(char *s, size_t n);
 /* SHEAF_E_FORMAT naming `what` and the first byte that is no UTF-8. */
 sheaf_status check_utf8(const char *what, const char *text, size_t n);
+sheaf_status errno_status(int code); /* SHEAF_E_NO_MEMORY, _NO_SPACE or _IO */
 /* The status of a failed write to standard output, by errno: a full disk is a resource that is missing. */
 sheaf_status stdout_failed(void);
 double now_ms(void);

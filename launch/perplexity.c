@@ -94,8 +94,7 @@ static sheaf_status compare_rows(scores *sc, const float *x, const softmax *s, c
 /* --- the file's rows ---------------------------------------------------------------------------------------- */
 
 static sheaf_status io_error(const work *w, const char *doing) {
-    bool full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
-    return sheaf_fail(full ? SHEAF_E_NO_SPACE : SHEAF_E_IO, "%s: %s: %s", doing, w->o->kl_base,
+    return sheaf_fail(ferror(w->file) ? errno_status(errno) : SHEAF_E_IO, "%s: %s: %s", doing, w->o->kl_base,
                       ferror(w->file) ? strerror(errno) : "it ends too early");
 }
 
@@ -135,7 +134,7 @@ static sheaf_status create_file(work *w) {
     }
     w->file = fopen(w->partial ? w->partial : path, "wb");
     if (w->file) return SHEAF_OK;
-    sheaf_status s = sheaf_fail(SHEAF_E_IO, "writing: %s: %s", path, strerror(errno));
+    sheaf_status s = sheaf_fail(errno_status(errno), "writing: %s: %s", path, strerror(errno));
     sheaf_free(w->partial);
     w->partial = NULL;
     return s;
@@ -147,11 +146,11 @@ static sheaf_status close_file(work *w, sheaf_status s) {
     bool ok = !ferror(w->file) && !fflush(w->file);
     if (!w->reading && !s && !ok) s = io_error(w, "writing");
     if (fclose(w->file) && !w->reading && !s)
-        s = sheaf_fail(SHEAF_E_IO, "writing: %s: %s", w->o->kl_base, strerror(errno));
+        s = sheaf_fail(errno_status(errno), "writing: %s: %s", w->o->kl_base, strerror(errno));
     w->file = NULL;
     if (!w->partial) return s;
     if (!s && rename(w->partial, w->o->kl_base))
-        s = sheaf_fail(SHEAF_E_IO, "writing: %s: %s", w->o->kl_base, strerror(errno));
+        s = sheaf_fail(errno_status(errno), "writing: %s: %s", w->o->kl_base, strerror(errno));
     if (s) unlink(w->partial);
     return s;
 }
@@ -171,7 +170,7 @@ static sheaf_status read_header(work *w) {
     char start[8];
     int32_t head[3];
     w->file = fopen(w->o->kl_base, "rb");
-    if (!w->file) return sheaf_fail(SHEAF_E_IO, "reading: %s: %s", w->o->kl_base, strerror(errno));
+    if (!w->file) return sheaf_fail(errno_status(errno), "reading: %s: %s", w->o->kl_base, strerror(errno));
     if (fread(start, 1, 8, w->file) != 8 || memcmp(start, magic, 8))
         return sheaf_fail(SHEAF_E_FORMAT, "reading: %s: it is no logits file", w->o->kl_base);
     if (fread(head, 4, 3, w->file) != 3) return io_error(w, "reading");

@@ -12,6 +12,12 @@ double now_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
+/* What a failed call on a file was short of: an input is bad unless the machine has no more to give. */
+sheaf_status errno_status(int code) {
+    if (code == EMFILE || code == ENFILE || code == ENOMEM) return SHEAF_E_NO_MEMORY;
+    return code == ENOSPC || code == EDQUOT || code == EFBIG ? SHEAF_E_NO_SPACE : SHEAF_E_IO;
+}
+
 sheaf_status stdout_failed(void) {
     if (errno == ENOSPC) return sheaf_fail(SHEAF_E_NO_SPACE, "writing: standard output: the disk is full");
     return sheaf_fail(SHEAF_E_IO, "writing: standard output: %s",
@@ -70,7 +76,7 @@ static sheaf_status read_all(FILE *f, const char *name, char **text, size_t *n) 
 sheaf_status read_text(const char *path, char **text, size_t *n) {
     if (!path || !strcmp(path, "-")) return read_all(stdin, "standard input", text, n);
     FILE *f = fopen(path, "rb");
-    if (!f) return sheaf_fail(SHEAF_E_IO, "reading: %s: %s", path, strerror(errno));
+    if (!f) return sheaf_fail(errno_status(errno), "reading: %s: %s", path, strerror(errno));
     struct stat st;
     sheaf_status s;
     if (!fstat(fileno(f), &st) && S_ISDIR(st.st_mode))

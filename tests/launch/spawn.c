@@ -115,11 +115,14 @@ static pid_t start_piped(const how *h, char **argv, pipes *p) {
     make_pipe(err);
     int file = h && h->out_path ? open(h->out_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
     cr_assert(!(h && h->out_path) || file >= 0, "%s: %s", h ? h->out_path : "", strerror(errno));
+    if (h && h->gone) {
+        close(out[0]);
+        out[0] = -1;
+    }
     fflush(NULL);
     pid_t pid = fork();
     cr_assert(pid >= 0, "fork: %s", strerror(errno));
     if (pid == 0) {
-        if (h && h->gone) { close(out[0]); }
         use(in[0], 0);
         use(file >= 0 ? file : out[1], 1);
         use(err[1], 2);
