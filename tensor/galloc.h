@@ -22,23 +22,26 @@ extern "C" {
 
 /* What the allocator must know of a buffer type. */
 typedef struct sheaf_galloc_type {
-    size_t alignment;  /* a power of two */
-    size_t max_size;   /* largest single chunk; 0: no limit */
+    size_t alignment; /* a power of two */
+    size_t max_size;  /* largest single chunk; 0: no limit */
     /* Bytes this tensor takes in such memory, before alignment; NULL: sheaf_nbytes. */
     size_t (*alloc_size)(void *ctx, const sheaf_tensor *t);
     void *ctx;
 } sheaf_galloc_type;
 
 typedef struct sheaf_place {
-    int32_t arena;   /* -1: not the allocator's to place (already has data, or a view of such) */
+    int32_t arena; /* -1: not the allocator's to place (already has data, or a view of such) */
     int32_t chunk;
     size_t offset;
-    size_t size;     /* 0 for views: they lie in their root */
+    size_t size; /* 0 for views: they lie in their root */
 } sheaf_place;
 
 /* "Keep slot `tensor` alive until node number `until_node`": what a backend's prepare reports when
  * it fuses or reorders (case C17). */
-typedef struct sheaf_lifetime { int32_t slot; int32_t until_node; } sheaf_lifetime;
+typedef struct sheaf_lifetime {
+    int32_t slot;
+    int32_t until_node;
+} sheaf_lifetime;
 
 typedef struct sheaf_galloc sheaf_galloc;
 
@@ -55,7 +58,8 @@ SHEAF_API void sheaf_galloc_free(sheaf_galloc *ga);
 SHEAF_API sheaf_status sheaf_galloc_reserve(sheaf_galloc *ga, const sheaf_graph *g, const int32_t *arena_of_slot,
                                             const sheaf_lifetime *keep, int n_keep);
 /* Gives each slot of `g` a place by the recorded plan: same slots, ops and wiring, nothing larger than
- * its slot was, lifetimes asked for as they were. Allocates nothing. SHEAF_E_RANGE (no text is built) when the plan does not fit. */
+ * its slot was, lifetimes asked for as they were. Allocates nothing. SHEAF_E_RANGE (no text is built) when the plan
+ * does not fit. */
 SHEAF_API sheaf_status sheaf_galloc_assign(sheaf_galloc *ga, const sheaf_graph *g, const int32_t *arena_of_slot);
 SHEAF_API sheaf_place sheaf_galloc_place(const sheaf_galloc *ga, int32_t slot);
 
@@ -68,7 +72,9 @@ SHEAF_API sheaf_status sheaf_galloc_check(const sheaf_galloc *ga, const sheaf_gr
 SHEAF_API size_t sheaf_galloc_lower_bound(const sheaf_galloc *ga, int arena);
 
 /* Linear allocator: places one tensor after another; offsets only. SHEAF_E_RANGE on a wrap (C15). */
-typedef struct sheaf_linear { size_t used, alignment; } sheaf_linear;
+typedef struct sheaf_linear {
+    size_t used, alignment;
+} sheaf_linear;
 SHEAF_API sheaf_status sheaf_linear_place(sheaf_linear *l, size_t size, size_t *offset);
 
 #ifdef __cplusplus

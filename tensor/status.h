@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 #if defined(__GNUC__)
-#define SHEAF_API __attribute__((visibility("default")))
+#define SHEAF_API               __attribute__((visibility("default")))
 #define SHEAF_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #else
 #define SHEAF_API
@@ -30,24 +30,24 @@ extern "C" {
 #endif
 
 /* name, value, text, exit code of the `sheaf` command (CLI.md). 0 is done, negative is an error. */
-#define SHEAF_STATUS_TABLE(X)                                                                      \
-    X(OK, 0, "done", 0)                                                                            \
-    X(IN_PROGRESS, 1, "still in progress", 6)                                                      \
-    X(E_ARGUMENT, -1, "invalid argument", 2)                                                       \
-    X(E_NO_MEMORY, -2, "out of memory", 4)                                                         \
-    X(E_IO, -3, "input/output error", 3)                                                           \
-    X(E_NO_SPACE, -4, "no space left", 4)                                                          \
-    X(E_FORMAT, -5, "malformed input", 3)                                                          \
-    X(E_UNSUPPORTED, -6, "not supported", 3)                                                       \
-    X(E_NOT_FOUND, -7, "not found", 3)                                                             \
-    X(E_SHAPE, -8, "shapes do not fit", 3)                                                         \
-    X(E_RANGE, -9, "out of range", 3)                                                              \
-    X(E_DEVICE, -10, "device failed", 4)                                                           \
-    X(E_NO_DEVICE, -11, "device not present", 4)                                                   \
-    X(E_PEER, -12, "peer or collective failed", 5)                                                 \
-    X(E_TIMEOUT, -13, "timed out", 5)                                                              \
-    X(E_CANCELLED, -14, "cancelled", 130)                                                          \
-    X(E_MISMATCH, -15, "comparison does not hold", 1)                                              \
+#define SHEAF_STATUS_TABLE(X)                                                                                          \
+    X(OK, 0, "done", 0)                                                                                                \
+    X(IN_PROGRESS, 1, "still in progress", 6)                                                                          \
+    X(E_ARGUMENT, -1, "invalid argument", 2)                                                                           \
+    X(E_NO_MEMORY, -2, "out of memory", 4)                                                                             \
+    X(E_IO, -3, "input/output error", 3)                                                                               \
+    X(E_NO_SPACE, -4, "no space left", 4)                                                                              \
+    X(E_FORMAT, -5, "malformed input", 3)                                                                              \
+    X(E_UNSUPPORTED, -6, "not supported", 3)                                                                           \
+    X(E_NOT_FOUND, -7, "not found", 3)                                                                                 \
+    X(E_SHAPE, -8, "shapes do not fit", 3)                                                                             \
+    X(E_RANGE, -9, "out of range", 3)                                                                                  \
+    X(E_DEVICE, -10, "device failed", 4)                                                                               \
+    X(E_NO_DEVICE, -11, "device not present", 4)                                                                       \
+    X(E_PEER, -12, "peer or collective failed", 5)                                                                     \
+    X(E_TIMEOUT, -13, "timed out", 5)                                                                                  \
+    X(E_CANCELLED, -14, "cancelled", 130)                                                                              \
+    X(E_MISMATCH, -15, "comparison does not hold", 1)                                                                  \
     X(E_INTERNAL, -16, "internal check failed", 6)
 
 typedef enum sheaf_status {

@@ -38,9 +38,11 @@ void gguf_build_array(gguf_build *b, const char *key, sheaf_gguf_type type, cons
 void gguf_build_strs(gguf_build *b, const char *key, const char *const *values, int64_t n);
 
 /* A tensor with its bytes as they are in the file (NULL: zeros). ne is innermost first. */
-void gguf_build_tensor(gguf_build *b, const char *name, sheaf_type type, int n_dims, const int64_t *ne, const void *data);
+void gguf_build_tensor(gguf_build *b, const char *name, sheaf_type type, int n_dims, const int64_t *ne,
+                       const void *data);
 /* A tensor whose f32 values are converted to `type`. */
-void gguf_build_tensor_f32(gguf_build *b, const char *name, sheaf_type type, int n_dims, const int64_t *ne, const float *values);
+void gguf_build_tensor_f32(gguf_build *b, const char *name, sheaf_type type, int n_dims, const int64_t *ne,
+                           const float *values);
 
 /* The finished file; valid until the next call on b. */
 const uint8_t *gguf_build_bytes(gguf_build *b, size_t *size);
@@ -56,7 +58,8 @@ void gguf_build_counts(gguf_build *b, int64_t n_tensors, int64_t n_keys);
 /* A key as raw bytes: the type and whatever follows it. */
 void gguf_build_raw_key(gguf_build *b, const char *key, size_t key_n, uint32_t type, const void *value, size_t n);
 /* A tensor info as it stands, with no data of its own. */
-void gguf_build_raw_tensor(gguf_build *b, const char *name, size_t name_n, uint32_t n_dims, const uint64_t *ne, uint32_t type, uint64_t offset);
+void gguf_build_raw_tensor(gguf_build *b, const char *name, size_t name_n, uint32_t n_dims, const uint64_t *ne,
+                           uint32_t type, uint64_t offset);
 /* Bytes after the last tensor's data. */
 void gguf_build_trailing(gguf_build *b, const void *bytes, size_t n);
 
