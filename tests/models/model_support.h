@@ -32,14 +32,17 @@ static inline void rig_file(rig *r, const char *name) {
               "case %s cannot be written", name);
 }
 
-/* Opens `devices` ("cpu", "cpu/2"); rig->options may be changed afterwards, before rig_load. */
-static inline void rig_devices(rig *r, const char *devices) {
-    sheaf_open_options o = {.n_threads = 2};
+/* Opens `devices` ("cpu", "cpu/2"); rig->options may be changed afterwards, before rig_load. One thread a
+ * device, unless a test is about threads: on a crowded machine every barrier costs a time slice. */
+static inline void rig_threads(rig *r, const char *devices, int32_t n_threads) {
+    sheaf_open_options o = {.n_threads = n_threads};
     expect_ok(sheaf_registry_new(&r->registry));
     expect_ok(sheaf_devices_open(r->registry, devices, &o, r->devices, 16, &r->n_devices));
     r->options = (sheaf_model_options){
         .registry = r->registry, .devices = r->devices, .n_devices = r->n_devices, .devices_name = devices};
 }
+
+static inline void rig_devices(rig *r, const char *devices) { rig_threads(r, devices, 1); }
 
 static inline void rig_load(rig *r, const sheaf_context_options *o) {
     sheaf_context_options defaults = sheaf_context_defaults();

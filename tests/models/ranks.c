@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
     uint64_t hash = 0;
     sheaf_status s = sheaf_world_open(&world);
     if (s) return fail("world");
-    sheaf_open_options open = {.n_threads = 2};
+    sheaf_open_options open = {.n_threads = 1}; /* one a device */
     s = sheaf_registry_new(&reg);
     if (!s) s = sheaf_devices_open(reg, argv[2], &open, devices, 8, &n);
     sheaf_model_options mo = {

@@ -5,9 +5,10 @@
 enum { STEPS = 12 };
 
 /* Hashes of the logits after a prompt and after each of a few tokens that follow. */
-static void run(rig *r, const char *devices, const float *shares, int n_shares, uint64_t hash[STEPS + 1]) {
+static void run(rig *r, const char *devices, int32_t threads, const float *shares, int n_shares,
+                uint64_t hash[STEPS + 1]) {
     static const int32_t prompt[] = {5, 17, 250, 3, 99, 140, 200, 64, 31, 8, 77};
-    rig_devices(r, devices);
+    rig_threads(r, devices, threads);
     r->options.tensor_split = shares;
     r->options.n_tensor_split = n_shares;
     sheaf_context_options o = sheaf_context_defaults();
@@ -33,10 +34,10 @@ static void same_bits(const char *name, const char *const *lists, int n) {
     rig r;
     uint64_t one[STEPS + 1], many[STEPS + 1];
     rig_file(&r, name);
-    run(&r, "cpu", NULL, 0, one);
+    run(&r, "cpu", 1, NULL, 0, one);
     rig_unload(&r);
     for (int i = 0; i < n; i++) {
-        run(&r, lists[i], NULL, 0, many);
+        run(&r, lists[i], 1, NULL, 0, many);
         expect_same(one, many, name, lists[i]);
         rig_unload(&r);
     }
@@ -64,18 +65,38 @@ Test(devices, uneven_and_empty_shares_give_the_same_bits, .timeout = 600) {
         rig r;
         uint64_t one[STEPS + 1], many[STEPS + 1];
         rig_file(&r, names[k]);
-        run(&r, "cpu", NULL, 0, one);
+        run(&r, "cpu", 1, NULL, 0, one);
         rig_unload(&r);
         for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
             char text[64];
             snprintf(text, sizeof text, "cpu/3 with shares %g,%g,%g", (double)shares[i][0], (double)shares[i][1],
                      (double)shares[i][2]);
-            run(&r, "cpu/3", shares[i], 3, many);
+            run(&r, "cpu/3", 1, shares[i], 3, many);
             expect_same(one, many, names[k], text);
             rig_unload(&r);
         }
         remove_folder(r.folder);
     }
+}
+
+Test(devices, the_number_of_threads_does_not_change_the_bits, .timeout = 600) {
+    static const struct {
+        const char *devices;
+        int32_t threads;
+    } cases[] = {{"cpu", 2}, {"cpu", 3}, {"cpu/2", 4}, {"cpu/2", 5}};
+    rig r;
+    uint64_t one[STEPS + 1], many[STEPS + 1];
+    rig_file(&r, "h9k3-q8_0");
+    run(&r, "cpu", 1, NULL, 0, one);
+    rig_unload(&r);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "%s with %d threads", cases[i].devices, cases[i].threads);
+        run(&r, cases[i].devices, cases[i].threads, NULL, 0, many);
+        expect_same(one, many, "h9k3-q8_0", text);
+        rig_unload(&r);
+    }
+    remove_folder(r.folder);
 }
 
 static size_t tensor_bytes(const sheaf_model *m) { return (size_t)sheaf_model_hparams(m)->bytes; }

@@ -22,7 +22,7 @@ static const char *model_path(void) {
 static void start(rig *r, const char *devices) {
     *r = (rig){0};
     snprintf(r->path, sizeof r->path, "%s", model_path());
-    rig_devices(r, devices);
+    rig_threads(r, devices, 2);
     sheaf_context_options o = sheaf_context_defaults();
     o.n_ctx = 256;
     rig_load(r, &o);
