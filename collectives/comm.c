@@ -466,6 +466,14 @@ void *sheaf_comm_staging(const sheaf_comm *c, int i, int slot) {
     return c->members[i].staging + (slot ? c->staging_bytes : 0);
 }
 
+/* A device that lends nothing may not know of a slot that the others used. */
+int sheaf_comm_next_slot(const sheaf_comm *c) {
+    for (int i = 0; i < c->n_local; i++) {
+        if (c->members[i].last_slot >= 0) return !c->members[i].last_slot;
+    }
+    return 0;
+}
+
 /* --- making one ------------------------------------------------------------------------------------------ */
 
 /* The reference, for devices that lend none: squares summed in order in F64. */

@@ -116,6 +116,9 @@ SHEAF_API int sheaf_comm_first(const sheaf_comm *c);   /* world number of local 
  * (SHEAF_E_NO_MEMORY/_NO_SPACE); call before posting, when nothing is in flight. */
 SHEAF_API sheaf_status sheaf_comm_reserve_staging(sheaf_comm *c, size_t bytes);
 SHEAF_API void *sheaf_comm_staging(const sheaf_comm *c, int i, int slot);
+/* The slot that the next staged post must use, or may if both are free. Between runs: when all local members
+ * have been posted to alike. */
+SHEAF_API int sheaf_comm_next_slot(const sheaf_comm *c);
 
 SHEAF_API sheaf_status sheaf_comm_compile(sheaf_comm *c, const sheaf_comm_desc *d, sheaf_comm_op **out);
 SHEAF_API void sheaf_comm_op_free(sheaf_comm_op *op);
