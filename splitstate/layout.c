@@ -5,6 +5,7 @@
  * that say the same are therefore equal member by member. Run lists lie in the caller's arena. Does
  * not know tensors' bytes (pieces.c) nor ops (rules.c). */
 #include "splitstate/splitstate.h"
+#include "tensor/hash.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -300,16 +301,13 @@ const char *sheaf_layout_text(const sheaf_layout *l, char *buf, size_t n) {
     return buf;
 }
 
-static uint64_t mix(uint64_t h, uint64_t v) {
-    h ^= v;
-    h *= 0x9e3779b97f4a7c15u;
-    return h ^ h >> 29;
-}
-
 uint64_t sheaf_layout_hash(const sheaf_layout *l) {
-    uint64_t h = mix(0x5ea4, (uint64_t)l->kind);
+    uint64_t h = sheaf_hash_word(SHEAF_HASH_SEED, (uint64_t)l->kind);
     if (l->kind != SHEAF_AXIS) return h;
-    h = mix(h, (uint64_t)l->axis);
-    for (int i = 0; i < l->n_runs; i++) h = mix(mix(h, (uint64_t)l->runs[i].length), l->runs[i].devices);
+    h = sheaf_hash_word(h, (uint64_t)l->axis);
+    for (int i = 0; i < l->n_runs; i++) {
+        h = sheaf_hash_word(h, (uint64_t)l->runs[i].length);
+        h = sheaf_hash_word(h, l->runs[i].devices);
+    }
     return h;
 }

@@ -150,9 +150,9 @@ static sheaf_status weights_of(const sheaf_policy_env *env, double *out) {
     return SHEAF_OK;
 }
 
-static sheaf_status make_cuts(const sheaf_policy_env *env, cut_list *l) {
-    double weight[SHEAF_MAX_DEVICES], debt[SHEAF_MAX_DEVICES] = {0};
-    sheaf_status s = weights_of(env, weight);
+static sheaf_status make_cuts(const sheaf_policy_env *env, const double *weight, cut_list *l) {
+    double debt[SHEAF_MAX_DEVICES] = {0};
+    sheaf_status s = SHEAF_OK;
     for (int i = 0; i < l->n && !s; i++) {
         s = sheaf_policy_measure(env, &l->cuts[i]);
         if (!s) sheaf_policy_apportion(env, weight, debt, &l->cuts[i]);
@@ -171,7 +171,7 @@ sheaf_status sheaf_policy_place(const sheaf_policy *p, const sheaf_policy_env *e
     if (!m) return sheaf_fail(SHEAF_E_NO_MEMORY, "placing %d tensors", n);
     s = match_all(p, tensors, n, m);
     if (!s) s = gather(p, tensors, n, m, env->n_devices, &cuts);
-    if (!s) s = make_cuts(env, &cuts);
+    if (!s) s = make_cuts(env, weight, &cuts);
     for (int i = 0; i < n && !s; i++) {
         const policy_row *row = m[i].row;
         out[i] = (sheaf_placement){.layout = sheaf_layout_mirrored(), .group = "mirrored"};
