@@ -147,8 +147,15 @@ static sheaf_status settle(sheaf_sched *s) {
     return status;
 }
 
-sheaf_status sched_reserve_memory(sheaf_sched *s) {
+static sheaf_status plan_memory(sheaf_sched *s) {
     sheaf_status status = sheaf_galloc_reserve(s->galloc, s->flat, s->flat_arena, s->keep, s->n_keep);
+    if (!status && sheaf_checks_on(s->flat->n_leafs + s->flat->n_nodes))
+        status = sheaf_galloc_check(s->galloc, s->flat);
+    return status;
+}
+
+sheaf_status sched_reserve_memory(sheaf_sched *s) {
+    sheaf_status status = plan_memory(s);
     if (!status) status = sheaf_galloc_assign(s->galloc, s->flat, s->flat_arena);
     return status ? status : settle(s);
 }
@@ -176,7 +183,7 @@ static sheaf_status plan_again(sheaf_sched *s, bool unexplained) {
                           s->flat->n_leafs);
     s->stats.reallocs++;
     sheaf_log(SHEAF_LOG_DEBUG, "scheduler: planning memory again (%d nodes)", s->flat->n_nodes);
-    sheaf_status status = sheaf_galloc_reserve(s->galloc, s->flat, s->flat_arena, s->keep, s->n_keep);
+    sheaf_status status = plan_memory(s);
     return status ? status : sheaf_galloc_assign(s->galloc, s->flat, s->flat_arena);
 }
 
