@@ -25,7 +25,6 @@ static sheaf_status synchronize(sheaf_backend *base) {
     if (first || b->failed) { /* members skipped different numbers of posts: start counting again */
         sheaf_status s = sheaf_comm_reset(b->comm);
         b->failed = s != SHEAF_OK;
-        b->last_slot = -1;
         if (s && !first) return s;
     }
     return first ? sheaf_error_restore(&box) : SHEAF_OK;
@@ -140,8 +139,8 @@ static sheaf_status compile(meta_backend *b, const sheaf_graph *g, uint64_t key,
 
 static sheaf_status prepare(sheaf_backend *base, const sheaf_graph *g, sheaf_prepared **out) {
     meta_backend *b = backend_of(base);
-    uint64_t key = meta_plan_key(b->device, g);
-    meta_plan *p = plan_cache_find(b->cache, key);
+    uint64_t key = meta_plan_key(b, g);
+    meta_plan *p = plan_cache_find(b->cache, b, g, key);
     sheaf_status s = p ? SHEAF_OK : compile(b, g, key, &p);
     meta_prepared *x = NULL;
     if (!s) s = make_room(b, p);
@@ -211,7 +210,6 @@ sheaf_status meta_backend_create(sheaf_device *d, sheaf_backend **out) {
     if (!b) return sheaf_fail(SHEAF_E_NO_MEMORY, "opening %s", d->name);
     b->base = (sheaf_backend){.iface = &meta_backend_iface, .device = d};
     b->device = m;
-    b->last_slot = -1;
     sheaf_status s = SHEAF_OK;
     b->members = sheaf_calloc((size_t)m->n_local, sizeof *b->members);
     if (!b->members) s = sheaf_fail(SHEAF_E_NO_MEMORY, "opening %s", d->name);
@@ -238,6 +236,8 @@ sheaf_member_times sheaf_meta_times(sheaf_backend *meta_backend_, int i, bool re
     return (sheaf_member_times){now.compute_ns - before.compute_ns, now.wait_ns - before.wait_ns,
                                 now.reduce_ns - before.reduce_ns};
 }
+
+void sheaf_meta_set_strict(sheaf_backend *meta_backend_, bool strict) { backend_of(meta_backend_)->strict = strict; }
 
 sheaf_plan_cache_stats sheaf_meta_cache_stats(sheaf_backend *meta_backend_) {
     return plan_cache_stats(backend_of(meta_backend_)->cache);

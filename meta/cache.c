@@ -50,9 +50,9 @@ void plan_cache_free(plan_cache *c) {
     sheaf_free(c);
 }
 
-meta_plan *plan_cache_find(plan_cache *c, uint64_t key) {
+meta_plan *plan_cache_find(plan_cache *c, const meta_backend *b, const sheaf_graph *g, uint64_t key) {
     for (meta_plan *p = c->newest; p; p = p->older) {
-        if (p->key != key) continue;
+        if (p->key != key || !meta_plan_fits(p, b, g)) continue;
         unlink_plan(c, p);
         link_newest(c, p);
         c->stats.hits++;

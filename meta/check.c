@@ -47,8 +47,8 @@ static sheaf_status check_steps(const meta_plan *p) {
     return SHEAF_OK;
 }
 
-/* 4: inside their chunk. That none overlap while alive is the graph allocator's own check. */
-static sheaf_status check_places(const meta_plan *p, const plan_member *m) {
+/* 4: inside their chunk. That none overlap while alive was checked in cut.c, where lifetimes are known. */
+static sheaf_status check_places(const plan_member *m) {
     for (int32_t s = 0; s < m->n_shards; s++) {
         const plan_shard *x = &m->shards[s];
         if (x->home != HOME_WORK || x->place.chunk < 0) continue;
@@ -57,7 +57,6 @@ static sheaf_status check_places(const meta_plan *p, const plan_member *m) {
             return sheaf_fail(SHEAF_E_INTERNAL, "plan: shard %d (%s) leaves its workspace", s, x->header.name);
         }
     }
-    (void)p;
     return SHEAF_OK;
 }
 
@@ -75,6 +74,6 @@ sheaf_status sheaf_plan_check(const sheaf_plan *plan) {
     const meta_plan *p = (const meta_plan *)plan;
     sheaf_status s = check_items(p);
     if (!s) s = check_steps(p);
-    for (int i = 0; i < p->n_local && !s; i++) s = check_places(p, &p->members[i]);
+    for (int i = 0; i < p->n_local && !s; i++) s = check_places(&p->members[i]);
     return s ? s : check_graphs(p);
 }

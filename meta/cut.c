@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "meta/plan_internal.h"
+#include "tensor/settings.h"
 
 /* Scratch of one member's cutting, by shard or by node. */
 typedef struct cutter {
@@ -202,7 +203,7 @@ static sheaf_status memory_graph(cutter *c) {
         }
         if (!s && !c->p->items[item].dropped && is_collective(c->p->items[item].kind)) s = add_collective(c, item);
     }
-    return s ? s : sheaf_graph_seal(c->memory);
+    return s ? s : sheaf_graph_seal(c->memory); /* its stand-ins may lack sources: no graph for sheaf_graph_check */
 }
 
 /* Lifetimes that backends asked for, in the memory graph's numbers. */
@@ -262,6 +263,7 @@ static sheaf_status plan_memory(cutter *c) {
     sheaf_status s = lifetimes(c, &keep, &n_keep);
     if (!s) s = sheaf_galloc_new(&kind, 1, &ga);
     if (!s) s = sheaf_galloc_reserve(ga, g, arena, keep, n_keep);
+    if (!s && sheaf_checks_on(g->n_leafs + g->n_nodes)) s = sheaf_galloc_check(ga, g);
     if (!s) s = take_places(c, ga);
     sheaf_galloc_free(ga);
     return s;
@@ -336,8 +338,13 @@ static sheaf_status collective_desc(meta_plan *p, const plan_item *t, sheaf_comm
     return SHEAF_OK;
 }
 
-static void describe_collective(meta_plan *p, const plan_item *t, const sheaf_comm_desc *d, sheaf_comm_op *op) {
-    const char *why;
+static sheaf_status describe_collective(meta_plan *p, const plan_item *t, const sheaf_comm_desc *d,
+                                        const sheaf_comm_op *op) {
+    enum { ROOM = 256 };
+    const char *why, *engine = sheaf_comm_op_engine(op, &why);
+    char *reason = sheaf_arena_alloc(p->arena, ROOM);
+    if (!reason) return sheaf_arena_status(p->arena);
+    snprintf(reason, ROOM, "%s; engine %s (%s)", t->rule ? t->rule : "-", engine, why);
     sheaf_plan_collective *out = &p->collectives[p->n_collectives++];
     *out = (sheaf_plan_collective){.tensor = p->slots[p->values[t->src[0]].slot].name,
                                    .kind = d->kind,
@@ -345,9 +352,9 @@ static void describe_collective(meta_plan *p, const plan_item *t, const sheaf_co
                                    .rows = d->max_rows,
                                    .fused_add = t->add,
                                    .fused_norm = t->norm,
-                                   .reason = t->rule};
+                                   .reason = reason};
     out->bytes = (size_t)(d->row * d->max_rows) * sheaf_type_bytes(d->type);
-    sheaf_comm_op_engine(op, &why);
+    return SHEAF_OK;
 }
 
 /* --- steps
@@ -371,8 +378,7 @@ static sheaf_status add_collective_step(meta_plan *p, int32_t item) {
     step->is_collective = true;
     step->item = item;
     step->rows = d.max_rows;
-    describe_collective(p, &p->items[item], &d, step->op);
-    return SHEAF_OK;
+    return describe_collective(p, &p->items[item], &d, step->op);
 }
 
 static sheaf_status list_steps(meta_plan *p) {

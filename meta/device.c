@@ -11,8 +11,13 @@ static void device_free(sheaf_device *d) {
     sheaf_free(m);
 }
 
-/* What can be used is bound by the member that fills first; shares are taken to be equal, since only a
- * model's table knows better. */
+static size_t scaled(size_t bytes, double share) {
+    double all = (double)bytes / share;
+    return all < (double)(SIZE_MAX / 2) ? (size_t)all : SIZE_MAX;
+}
+
+/* What can be cut before the first member is full: the smallest free_i / share_i. A model compares member by
+ * member besides, since not all of it is cut. */
 static sheaf_status device_memory(sheaf_device *d, size_t *total, size_t *free_bytes) {
     meta_device *m = meta_of(d);
     size_t least_total = SIZE_MAX, least_free = SIZE_MAX;
@@ -20,11 +25,14 @@ static sheaf_status device_memory(sheaf_device *d, size_t *total, size_t *free_b
         size_t t = 0, f = 0;
         sheaf_status s = m->members[i]->iface->memory(m->members[i], &t, &f);
         if (s) return s;
+        if (m->share[i] <= 0) continue;
+        t = scaled(t, m->share[i]);
+        f = scaled(f, m->share[i]);
         least_total = t < least_total ? t : least_total;
         least_free = f < least_free ? f : least_free;
     }
-    if (sheaf_mul_overflow(least_total, (size_t)m->n_local, total)) *total = SIZE_MAX;
-    if (sheaf_mul_overflow(least_free, (size_t)m->n_local, free_bytes)) *free_bytes = SIZE_MAX;
+    *total = least_total;
+    *free_bytes = least_free;
     return SHEAF_OK;
 }
 
@@ -124,6 +132,7 @@ sheaf_status sheaf_meta_new(const char *name, sheaf_device *const *members, int 
         device_free(&m->base);
         return s;
     }
+    for (int i = 0; i < n_local; i++) m->share[i] = 1.0 / m->n_world;
     describe(m, name);
     describe_type(m);
     *out = &m->base;
@@ -146,14 +155,15 @@ void sheaf_meta_set_policy(sheaf_device *meta, sheaf_meta_policy fn, void *ctx) 
     meta_of(meta)->policy_ctx = ctx;
 }
 
-void sheaf_meta_set_strict(sheaf_device *meta, bool strict) { meta_of(meta)->strict = strict; }
-int sheaf_meta_members(const sheaf_device *meta) { return meta_of(meta)->n_local; }
+void sheaf_meta_set_shares(sheaf_device *meta, const float *of_world) {
+    meta_device *m = meta_of(meta);
+    double sum = 0;
+    for (int i = 0; i < m->n_world; i++) sum += (double)of_world[i];
+    for (int i = 0; i < m->n_local && sum > 0; i++) m->share[i] = (double)of_world[m->first + i] / sum;
+}
+
 int sheaf_meta_world_devices(const sheaf_device *meta) { return meta_of(meta)->n_world; }
 int sheaf_meta_first(const sheaf_device *meta) { return meta_of(meta)->first; }
-
-sheaf_device *sheaf_meta_member(const sheaf_device *meta, int i) {
-    return i >= 0 && i < meta_of(meta)->n_local ? meta_of(meta)->members[i] : NULL;
-}
 
 void meta_count_bytes(meta_device *m, int member, sheaf_usage usage, ptrdiff_t change) {
     atomic_fetch_add(&m->bytes[member * META_USAGES + (int)usage], (size_t)change);

@@ -232,12 +232,11 @@ static sheaf_status run_steps(meta_prepared *x, int parity) {
 }
 
 sheaf_status meta_prepared_run(meta_prepared *x) {
-    const meta_plan *p = x->plan;
     meta_backend *b = x->backend;
     if (!x->bound) return sheaf_fail(SHEAF_E_ARGUMENT, "%s: running a plan that is not bound", b->base.device->name);
     if (x->generation != b->generation) fill_addresses(x);
     /* the first staged sum must not use the slot that the last one before it used */
-    int parity = b->last_slot == 0;
+    int parity = sheaf_comm_next_slot(b->comm);
     sheaf_status s = run_steps(x, parity);
     if (s) {
         sheaf_error_box box;
@@ -246,6 +245,5 @@ sheaf_status meta_prepared_run(meta_prepared *x) {
         sheaf_comm_cancel(b->comm); /* members that wait for what will not be posted */
         return sheaf_error_restore(&box);
     }
-    if (p->n_staged > 0) b->last_slot = (parity + p->n_staged - 1) & 1;
     return SHEAF_OK;
 }

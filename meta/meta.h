@@ -37,10 +37,11 @@ SHEAF_API sheaf_status sheaf_meta_new(const char *name, sheaf_device *const *mem
 SHEAF_API void sheaf_meta_free(sheaf_device *meta);
 SHEAF_API bool sheaf_meta_is(const sheaf_device *d);
 SHEAF_API void sheaf_meta_set_policy(sheaf_device *meta, sheaf_meta_policy fn, void *ctx);
-SHEAF_API int sheaf_meta_members(const sheaf_device *meta);       /* local */
+/* Shares of what is cut, by world device; until then all are equal. Usable memory is that of the member which its
+ * share fills first. */
+SHEAF_API void sheaf_meta_set_shares(sheaf_device *meta, const float *of_world);
 SHEAF_API int sheaf_meta_world_devices(const sheaf_device *meta); /* of the world */
 SHEAF_API int sheaf_meta_first(const sheaf_device *meta);         /* world number of local member 0 */
-SHEAF_API sheaf_device *sheaf_meta_member(const sheaf_device *meta, int i);
 
 /* Layout and local shard (a header with data on member i) of a tensor placed in a meta buffer. */
 SHEAF_API const sheaf_layout *sheaf_meta_layout(const sheaf_tensor *t);
@@ -64,10 +65,8 @@ typedef struct sheaf_plan_collective {
     sheaf_comm_kind kind;
     int64_t row, rows;
     size_t bytes; /* payload per device */
-    const char *const *delayed_over;
-    int n_delayed; /* nodes it was moved past */
     bool fused_add, fused_norm;
-    const char *reason; /* for --explain */
+    const char *reason; /* the rule that asked for it, the engine, and why that one */
 } sheaf_plan_collective;
 
 typedef struct sheaf_plan_reshard {
@@ -94,11 +93,13 @@ SHEAF_API sheaf_plan_info sheaf_plan_get_info(const sheaf_plan *p);
 typedef enum sheaf_plan_format { SHEAF_PLAN_STEPS, SHEAF_PLAN_EXPLAIN, SHEAF_PLAN_DOT } sheaf_plan_format;
 SHEAF_API sheaf_status sheaf_plan_print(const sheaf_plan *p, sheaf_plan_format format, FILE *out);
 /* Every rule of a plan: each PARTIAL is summed once before it is read, every slot written before read,
- * steps in the same order on all devices, places inside the workspace and no two live overlap. */
+ * steps in the same order on all devices, places inside the workspace. (That no two live overlap is checked
+ * while memory is planned.) */
 SHEAF_API sheaf_status sheaf_plan_check(const sheaf_plan *p);
 
-/* Any reshard in a plan compiled from now on is SHEAF_E_MISMATCH, naming node, op, shapes, layouts, rule. */
-SHEAF_API void sheaf_meta_set_strict(sheaf_device *meta, bool strict);
+/* Any reshard in a plan that this backend compiles from now on is SHEAF_E_MISMATCH, naming node, op, shapes,
+ * layouts, rule. */
+SHEAF_API void sheaf_meta_set_strict(sheaf_backend *meta_backend, bool strict);
 
 /* Time spent by local member i since the backend was made or last asked with reset. */
 typedef struct sheaf_member_times {

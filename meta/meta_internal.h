@@ -24,8 +24,8 @@ typedef struct meta_device {
     int n_local, n_world, first;
     sheaf_meta_policy policy;
     void *policy_ctx;
-    bool strict;
-    _Atomic size_t *bytes; /* [n_local][META_USAGES] */
+    double share[SHEAF_MAX_DEVICES]; /* [n_local] of what is cut */
+    _Atomic size_t *bytes;           /* [n_local][META_USAGES] */
 } meta_device;
 
 static inline meta_device *meta_of(const sheaf_device *d) { return (meta_device *)d; }
@@ -88,9 +88,9 @@ typedef struct meta_backend {
     meta_member *members; /* [n_local] */
     sheaf_comm *comm;
     size_t staging_bytes; /* what the communicator has reserved */
-    int last_slot;        /* staging slot of the last staged sum that was posted; -1: none yet */
     uint64_t generation;  /* grows when a workspace or the staging moves */
     struct plan_cache *cache;
+    bool strict; /* a reshard is an error */
     bool failed; /* a run failed: the communicator is reset at the next synchronize */
 } meta_backend;
 
@@ -101,7 +101,7 @@ sheaf_status meta_backend_create(sheaf_device *d, sheaf_backend **out);
 typedef struct plan_cache plan_cache;
 sheaf_status plan_cache_new(plan_cache **out);
 void plan_cache_free(plan_cache *c);
-meta_plan *plan_cache_find(plan_cache *c, uint64_t key);
+meta_plan *plan_cache_find(plan_cache *c, const meta_backend *b, const sheaf_graph *g, uint64_t key);
 void plan_cache_put(plan_cache *c, meta_plan *p);
 sheaf_plan_cache_stats plan_cache_stats(const plan_cache *c);
 

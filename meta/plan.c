@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "meta/plan_internal.h"
+#include "tensor/hash.h"
 #include "tensor/settings.h"
 
 bool plan_grow(sheaf_arena *a, void **items, int32_t n, int32_t *capacity, size_t size) {
@@ -17,9 +18,10 @@ bool plan_grow(sheaf_arena *a, void **items, int32_t n, int32_t *capacity, size_
     return true;
 }
 
+static bool is_static_leaf(const sheaf_tensor *t) { return t->buffer && t->buffer->usage != SHEAF_USAGE_COMPUTE; }
+
 static value_home home_of_slot(const meta_plan *p, int32_t slot) {
-    const sheaf_tensor *t = &p->slots[slot];
-    if (slot < p->n_leafs) return t->buffer && t->buffer->usage != SHEAF_USAGE_COMPUTE ? HOME_STATIC : HOME_IO;
+    if (slot < p->n_leafs) return is_static_leaf(&p->slots[slot]) ? HOME_STATIC : HOME_IO;
     return HOME_WORK;
 }
 
@@ -73,19 +75,24 @@ sheaf_layout meta_leaf_layout(const sheaf_tensor *t) {
     return sheaf_layout_mirrored();
 }
 
-static uint64_t mix(uint64_t h, uint64_t v) {
-    h = (h ^ v) * 0x9e3779b97f4a7c15u;
-    return h ^ h >> 31;
-}
-
-uint64_t meta_plan_key(const meta_device *m, const sheaf_graph *g) {
-    uint64_t h = mix(g->shape_id, (uint64_t)m->n_world << 1 | m->strict);
+uint64_t meta_plan_key(const meta_backend *b, const sheaf_graph *g) {
+    uint64_t h = sheaf_hash_word(g->shape_id, (uint64_t)b->device->n_world << 1 | b->strict);
     for (int32_t i = 0; i < g->n_leafs; i++) {
         sheaf_layout l = meta_leaf_layout(g->leafs[i]);
-        const sheaf_buffer *b = g->leafs[i]->buffer;
-        h = mix(h, sheaf_layout_hash(&l) + (b && b->usage != SHEAF_USAGE_COMPUTE));
+        h = sheaf_hash_word(h, sheaf_layout_hash(&l) + is_static_leaf(g->leafs[i]));
     }
     return h;
+}
+
+bool meta_plan_fits(const meta_plan *p, const meta_backend *b, const sheaf_graph *g) {
+    if (p->shape_id != g->shape_id || p->strict != b->strict) return false;
+    if (p->n_leafs != g->n_leafs || p->n_slots != g->n_leafs + g->n_nodes) return false;
+    for (int32_t i = 0; i < g->n_leafs; i++) {
+        sheaf_layout l = meta_leaf_layout(g->leafs[i]);
+        if (!sheaf_layout_equal(&l, &p->layout[i])) return false;
+        if ((p->values[i].home == HOME_STATIC) != is_static_leaf(g->leafs[i])) return false;
+    }
+    return true;
 }
 
 /* --- copying the graph --------------------------------------------------------------------------------------- */
@@ -136,14 +143,36 @@ static void forget_places(meta_plan *p) {
 
 /* --- what ranks must agree on -------------------------------------------------------------------------------- */
 
+/* A collective: who runs it, on how many rows of what, what is done to each row. */
+static uint64_t hash_step(uint64_t h, const meta_plan *p, const plan_step *step) {
+    const plan_item *t = &p->items[step->item];
+    const char *why, *engine = sheaf_comm_op_engine(step->op, &why);
+    uint32_t eps;
+    memcpy(&eps, &t->eps, sizeof eps);
+    h = sheaf_hash_word(h, (uint64_t)step->rows);
+    h = sheaf_hash_word(h, plan_payload(p, &p->values[t->src[0]]));
+    h = sheaf_hash_word(h, (uint64_t)eps << 2 | (uint64_t)t->add << 1 | t->norm);
+    return sheaf_hash_bytes(h, engine, strlen(engine));
+}
+
+/* Starts from the key, so from all of the graph (operations, parameters, shapes) and the layouts of its leafs;
+ * goes over what was made of it. */
 static uint64_t hash_plan(const meta_plan *p) {
-    uint64_t h = mix((uint64_t)p->n_items, (uint64_t)p->n_world);
+    uint64_t h = sheaf_hash_word(p->key, (uint64_t)p->n_items << 32 | (uint32_t)p->n_pieces);
     for (int32_t i = 0; i < p->n_items; i++) {
         const plan_item *t = &p->items[i];
         if (t->dropped) continue;
-        h = mix(h, (uint64_t)t->kind << 32 | (uint32_t)t->node);
-        h = mix(h, sheaf_layout_hash(&p->values[t->out].layout));
-        h = mix(h, (uint64_t)t->add << 1 | t->norm);
+        h = sheaf_hash_word(h, (uint64_t)t->kind << 32 | (uint32_t)t->node);
+        for (int j = 0; j < SHEAF_MAX_SRC; j++) h = sheaf_hash_word(h, (uint32_t)t->src[j]);
+    }
+    for (int32_t i = 0; i < p->n_values; i++) {
+        const plan_value *v = &p->values[i];
+        h = sheaf_hash_word(h, (uint64_t)v->type << 40 | (uint64_t)v->home << 32 | (uint32_t)v->staging);
+        h = sheaf_hash_word(h, sheaf_layout_hash(&v->layout));
+        h = sheaf_hash_word(h, v->empty);
+    }
+    for (int32_t k = 0; k < p->n_steps; k++) {
+        if (p->steps[k].is_collective) h = hash_step(h, p, &p->steps[k]);
     }
     return h;
 }
@@ -164,16 +193,8 @@ static sheaf_status compile(meta_plan *p, const sheaf_graph *g) {
     if (!s) s = plan_shard_members(p);
     if (!s) s = plan_cut(p);
     forget_places(p);
-    p->hash = hash_plan(p);
+    if (!s) p->hash = hash_plan(p);
     return s;
-}
-
-static bool checks_on(void) {
-#ifdef SHEAF_CHECKS
-    return true;
-#else
-    return sheaf_settings()->check != 0;
-#endif
 }
 
 sheaf_status meta_plan_compile(meta_backend *b, const sheaf_graph *g, uint64_t key, meta_plan **out) {
@@ -188,6 +209,8 @@ sheaf_status meta_plan_compile(meta_backend *b, const sheaf_graph *g, uint64_t k
         return sheaf_fail(SHEAF_E_NO_MEMORY, "compiling a plan");
     }
     *p = (meta_plan){.key = key,
+                     .shape_id = g->shape_id,
+                     .strict = b->strict,
                      .arena = a,
                      .backend = b,
                      .device = b->device,
@@ -195,7 +218,7 @@ sheaf_status meta_plan_compile(meta_backend *b, const sheaf_graph *g, uint64_t k
                      .n_world = b->device->n_world,
                      .first = b->device->first};
     s = compile(p, g);
-    if (!s && checks_on()) s = sheaf_plan_check((const sheaf_plan *)p);
+    if (!s && sheaf_checks_on(p->n_slots)) s = sheaf_plan_check((const sheaf_plan *)p);
     if (s) {
         meta_plan_free(p);
         return sheaf_error_context(s, "%s: compiling a plan", b->base.device->name);

@@ -2,7 +2,7 @@
  *
  *     graph --resolve--> a layout and a rule per slot
  *           --reshard--> items: nodes, and conversions where a source does not fit
- *           --delay----> sums moved and fused
+ *           --delay----> sums fused with what follows them
  *           --shard----> per local member: a header per value, memory planned on its own shapes
  *           --cut------> pieces (compiled by the member's backend) and steps
  *
@@ -15,7 +15,8 @@
  *   1. A PARTIAL value is read by its one sum and by nothing else.
  *   2. A value is made before it is read, by one item.
  *   3. Every collective is in the list of all devices at the same place.
- *   4. Places lie inside their chunk; values that live at the same time do not overlap.
+ *   4. Places lie inside their chunk; values that live at the same time do not overlap (checked where the
+ *      memory is planned, while lifetimes are known).
  */
 #ifndef SHEAF_META_PLAN_INTERNAL_H
 #define SHEAF_META_PLAN_INTERNAL_H
@@ -67,8 +68,6 @@ typedef struct plan_item {
     bool add, norm;
     int32_t plain_out;           /* the sum before the addition (only for printing), -1 */
     int32_t add_node, norm_node; /* graph nodes that were fused, -1 */
-    const char **delayed;
-    int32_t n_delayed;
 } plan_item;
 
 typedef struct plan_place {
@@ -124,7 +123,8 @@ struct meta_plan {
     meta_plan *newer, *older; /* cache */
     int refs;
     bool cached;
-    uint64_t key, hash;
+    uint64_t key, hash, shape_id;
+    bool strict;
     sheaf_arena *arena;
     meta_backend *backend;
     meta_device *device;
@@ -166,7 +166,10 @@ struct meta_plan {
 sheaf_status meta_plan_compile(meta_backend *b, const sheaf_graph *g, uint64_t key, meta_plan **out);
 void meta_plan_free(meta_plan *p);
 /* Of what decides a plan beyond the graph's own structure: layouts of leafs, what crosses. */
-uint64_t meta_plan_key(const meta_device *m, const sheaf_graph *g);
+uint64_t meta_plan_key(const meta_backend *b, const sheaf_graph *g);
+/* Was `p` compiled for what `g` is? Keys are hashes; this compares what they were made of, as far as a plan keeps it.
+ */
+bool meta_plan_fits(const meta_plan *p, const meta_backend *b, const sheaf_graph *g);
 /* Layout of a leaf as the plan must take it. */
 sheaf_layout meta_leaf_layout(const sheaf_tensor *t);
 

@@ -46,7 +46,7 @@ static sheaf_status add_version(meta_plan *p, item_kind kind, int32_t from, cons
 static sheaf_status note_reshard(meta_plan *p, int32_t from, const sheaf_layout *to, int32_t node, const char *rule) {
     const plan_value *v = &p->values[from];
     const sheaf_tensor *t = &p->slots[v->slot], *n = &p->slots[node];
-    if (p->device->strict) {
+    if (p->strict) {
         char a[160], b[160], shape[64], nshape[64];
         return sheaf_fail(SHEAF_E_MISMATCH, "strict: %s %s %s: source %s %s is %s, rule '%s' wants %s",
                           sheaf_op_name(n->op), n->name, sheaf_shape_text(n, nshape, sizeof nshape), t->name,

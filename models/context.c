@@ -91,10 +91,7 @@ static sheaf_status make_cache(sheaf_context *c) {
         c->cache_v[il] = cache_tensor(c, c->o.type_v, (int64_t)h->n_head_kv * h->head_v, m->kv_name[2 * il + 1]);
         if (!c->cache_k[il] || !c->cache_v[il]) return sheaf_arena_status(c->state);
     }
-    size_t bytes = 0;
-    for (const sheaf_tensor *t = sheaf_arena_next(c->state, NULL); t; t = sheaf_arena_next(c->state, t))
-        if (sheaf_add_overflow(bytes, sheaf_nbytes(t), &bytes)) bytes = SIZE_MAX;
-    if (!m->no_data) s = model_need_memory(m, bytes);
+    if (!m->no_data) s = model_need_memory(m, c->state);
     if (!s) s = sheaf_arena_place_all(c->state, m->device->buffer_type, SHEAF_USAGE_STATE, &c->kv);
     /* Cells that nobody wrote are masked, but 0 x NaN is NaN: they must hold numbers. */
     if (!s && !m->no_data) s = sheaf_buffer_clear(c->kv, 0);
@@ -103,6 +100,7 @@ static sheaf_status make_cache(sheaf_context *c) {
 
 static sheaf_status make_scheduler(sheaf_context *c) {
     sheaf_status s = sheaf_backend_new(c->model->device, &c->backend);
+    if (!s && c->model->is_meta) sheaf_meta_set_strict(c->backend, c->o.strict);
     if (!s) s = sheaf_backend_new(c->model->host, &c->host);
     if (s) return s;
     sheaf_sched_options o = {0};
@@ -229,7 +227,6 @@ sheaf_status sheaf_context_new(sheaf_model *m, const sheaf_context_options *o, s
     c->model = m;
     c->o = *o;
     sheaf_status s = check_options(c);
-    if (!s && m->is_meta) sheaf_meta_set_strict(m->device, o->strict);
     if (!s) s = copy_weights(c);
     if (!s) s = make_cache(c);
     if (!s) s = make_batch(c);

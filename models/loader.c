@@ -159,7 +159,7 @@ static sheaf_status read_split(load *l, sheaf_tensor *w, const sheaf_gguf_tensor
 static sheaf_status load_read(load *l) {
     sheaf_model *m = l->m;
     sheaf_buffer *b = NULL;
-    sheaf_status s = l->o->no_data ? SHEAF_OK : model_need_memory(m, (size_t)m->hp.bytes);
+    sheaf_status s = l->o->no_data ? SHEAF_OK : model_need_memory(m, m->arena);
     if (!s) s = sheaf_arena_place_all(m->arena, m->device->buffer_type, SHEAF_USAGE_WEIGHTS, &b);
     if (!s && b) s = add_buffer(m, b);
     if (s) return sheaf_error_context(s, "%s: memory for weights on %s", m->path, m->device->name);

@@ -126,7 +126,7 @@ struct sheaf_model {
     sheaf_policy *policy;
 
     sheaf_device *device; /* the meta device, or the only one */
-    bool no_data; /* declared and placed only: contexts touch no memory either */
+    bool no_data;         /* declared and placed only: contexts touch no memory either */
     bool is_meta;
     sheaf_device *host; /* ends every scheduler's array; the registry's */
     sheaf_device *members[SHEAF_MAX_DEVICES];
@@ -146,8 +146,9 @@ sheaf_status model_read_hparams(sheaf_model *m);
 sheaf_status model_key_i64(const sheaf_model *m, const char *suffix, int64_t index, int64_t *out);
 sheaf_status model_declare_weights(sheaf_model *m);
 sheaf_status model_open_devices(sheaf_model *m, const sheaf_model_options *o);
-/* SHEAF_E_NO_MEMORY when the device has less than `bytes` free: a later touch would be the system's to refuse. */
-sheaf_status model_need_memory(const sheaf_model *m, size_t bytes);
+/* SHEAF_E_NO_MEMORY, naming the device and both numbers, when a member has less free than its shards of the
+ * arena's tensors need: a later touch would be the system's to refuse. */
+sheaf_status model_need_memory(const sheaf_model *m, const sheaf_arena *tensors);
 sheaf_status model_place_tensors(sheaf_model *m, const sheaf_model_options *o);
 sheaf_status model_load_weights(sheaf_model *m, const sheaf_model_options *o);
 const sheaf_placement *model_placement_of(const sheaf_model *m, const char *name); /* NULL: unknown */

@@ -43,12 +43,32 @@ sheaf_status model_open_devices(sheaf_model *m, const sheaf_model_options *o) {
     return sheaf_host_device_open(o->registry, m->members, m->n_members, &m->host);
 }
 
-sheaf_status model_need_memory(const sheaf_model *m, size_t bytes) {
-    size_t total = 0, free_bytes = 0;
-    sheaf_status s = m->device->iface->memory(m->device, &total, &free_bytes);
-    if (s || bytes <= free_bytes) return s;
-    return sheaf_fail(SHEAF_E_NO_MEMORY, "%.1f MiB needed, %.1f MiB free", (double)bytes / 0x1p20,
-                      (double)free_bytes / 0x1p20);
+/* Bytes of member i's shard of t: all of it where nothing is cut. */
+static size_t shard_bytes(const sheaf_model *m, int i, const sheaf_tensor *t) {
+    const sheaf_placement *p = m->is_meta ? model_placement_of(m, t->name) : NULL;
+    int64_t ne[SHEAF_MAX_DIMS];
+    size_t bytes;
+    if (!p) return sheaf_nbytes(t);
+    sheaf_layout_local_ne(&p->layout, sheaf_meta_first(m->device) + i, t->ne, ne);
+    bytes = sheaf_row_bytes(t->type, ne[0]);
+    for (int k = 1; k < SHEAF_MAX_DIMS; k++)
+        if (sheaf_mul_overflow(bytes, (size_t)ne[k], &bytes)) bytes = SIZE_MAX;
+    return bytes;
+}
+
+sheaf_status model_need_memory(const sheaf_model *m, const sheaf_arena *tensors) {
+    for (int i = 0; i < m->n_members; i++) {
+        sheaf_device *d = m->members[i];
+        size_t total = 0, free_bytes = 0, bytes = 0;
+        for (const sheaf_tensor *t = sheaf_arena_next(tensors, NULL); t; t = sheaf_arena_next(tensors, t))
+            if (sheaf_add_overflow(bytes, shard_bytes(m, i, t), &bytes)) bytes = SIZE_MAX;
+        sheaf_status s = d->iface->memory(d, &total, &free_bytes);
+        if (s) return s;
+        if (bytes > free_bytes)
+            return sheaf_fail(SHEAF_E_NO_MEMORY, "%s: %.1f MiB needed, %.1f MiB free", d->name, (double)bytes / 0x1p20,
+                              (double)free_bytes / 0x1p20);
+    }
+    return SHEAF_OK;
 }
 
 /* --- the policy ---------------------------------------------------------------------------------------- */
@@ -133,6 +153,7 @@ sheaf_status model_place_tensors(sheaf_model *m, const sheaf_model_options *o) {
     if (o->tensor_split && o->n_tensor_split != m->n_world_devices)
         return sheaf_fail(SHEAF_E_ARGUMENT, "%s: %d shares for %d devices", m->path, o->n_tensor_split,
                           m->n_world_devices);
+    if (o->tensor_split && m->is_meta) sheaf_meta_set_shares(m->device, o->tensor_split);
     sheaf_status s = make_policy(m, o);
     if (!s) s = name_tensors(m);
     if (!s) s = sheaf_arena_new(64 << 10, &m->places);

@@ -1,4 +1,6 @@
 /* Plans over time: found again, bounded in number, after failures, with rotating shapes. */
+#include <inttypes.h>
+
 #include "backends/cpu/faults.h"
 #include "support.h"
 
@@ -14,9 +16,9 @@ enum { WIDTH = 32, HIDDEN = 64, MOST = 48 };
 static named_layout net_rows[] = {{"up", 1, {32, 32}}, {"down", 0, {32, 32}}};
 static layout_table net_table = {net_rows, 2, 2};
 
-static void net_open(net *t, house *h) {
+static void net_open_as(net *t, house *h, layout_table *table) {
     float values[WIDTH * HIDDEN];
-    sheaf_meta_set_policy(h->meta, table_policy, &net_table);
+    sheaf_meta_set_policy(h->meta, table_policy, table);
     expect_ok(sheaf_arena_new(1 << 14, &t->weights));
     t->up = sheaf_set_name(sheaf_new_2d(t->weights, SHEAF_F32, WIDTH, HIDDEN), "up");
     t->down = sheaf_set_name(sheaf_new_2d(t->weights, SHEAF_F32, HIDDEN, WIDTH), "down");
@@ -26,6 +28,8 @@ static void net_open(net *t, house *h) {
     fill_random(values, WIDTH * HIDDEN, 2);
     expect_ok(sheaf_tensor_set(t->down, values, 0, sizeof values));
 }
+
+static void net_open(net *t, house *h) { net_open_as(t, h, &net_table); }
 
 static void net_close(net *t) {
     sheaf_buffer_free(t->buffer);
@@ -59,6 +63,24 @@ static sheaf_status compute(net *t, sheaf_backend *b, sheaf_arena *a, int tokens
     sheaf_prepared_free(b, prepared);
     sheaf_buffer_free(work);
     return s;
+}
+
+/* What ranks compare: the hash of the plan for `tokens` columns. */
+static uint64_t hash_of(net *t, sheaf_backend *b, sheaf_arena *a, int tokens, int segment) {
+    sheaf_graph *g;
+    sheaf_arena_reset(a);
+    sheaf_tensor *in = sheaf_set_flag(sheaf_new_2d(a, SHEAF_F32, WIDTH, tokens), SHEAF_FLAG_INPUT);
+    sheaf_tensor *h = sheaf_unary_op(a, sheaf_mul_mat(a, t->up, in), SHEAF_UNARY_SILU);
+    sheaf_tensor *p = sheaf_mul_mat_segments(a, sheaf_mul_mat(a, t->down, h), segment);
+    sheaf_tensor *out = sheaf_set_flag(sheaf_add(a, p, in), SHEAF_FLAG_OUTPUT);
+    expect_ok(sheaf_graph_new(a, 16, &g));
+    expect_ok(sheaf_graph_expand(g, out));
+    expect_ok(sheaf_graph_seal(g));
+    sheaf_prepared *prepared;
+    expect_ok(sheaf_backend_prepare(b, g, &prepared));
+    uint64_t hash = sheaf_plan_get_info(sheaf_meta_plan(prepared)).hash;
+    sheaf_prepared_free(b, prepared);
+    return hash;
 }
 
 /* Kernels for few and for many columns add in different orders. */
@@ -152,6 +174,70 @@ Test(lives, every_failed_allocation_is_a_status, .timeout = 120) {
     }
     cr_assert_geq(failures, 20, "%d", failures);
     sheaf_arena_free(a);
+    net_close(&t);
+    house_close(&h);
+}
+
+/* Ranks that would run different plans must see it in the hash; those that would run the same must not. */
+Test(lives, a_plans_hash_tells_shapes_parameters_and_layouts, .timeout = 60) {
+    static const struct {
+        const char *what;
+        int n_devices, tokens, segment, first_share;
+    } cases[] = {
+        {"as it is", 2, 3, 32, 32},
+        {"tokens", 2, 4, 32, 32},
+        {"the segment of a sum", 2, 3, 16, 32},
+        {"the layout of weights", 2, 3, 32, 48},
+        {"devices", 1, 3, 32, 64},
+    };
+    enum { N = sizeof cases / sizeof *cases };
+    uint64_t hash[N];
+    for (int i = 0; i < N; i++) {
+        house h;
+        net t;
+        sheaf_arena *a;
+        int64_t first = cases[i].first_share;
+        named_layout rows[] = {{"up", 1, {first, HIDDEN - first}}, {"down", 0, {first, HIDDEN - first}}};
+        layout_table table = {rows, 2, cases[i].n_devices};
+        for (int again = 0; again < 2; again++) {
+            house_open(&h, cases[i].n_devices);
+            net_open_as(&t, &h, &table);
+            expect_ok(sheaf_arena_new(1 << 16, &a));
+            uint64_t got = hash_of(&t, h.backend, a, cases[i].tokens, cases[i].segment);
+            if (again) cr_assert(got == hash[i], "%s: %016" PRIx64 ", then %016" PRIx64, cases[i].what, hash[i], got);
+            hash[i] = got;
+            sheaf_arena_free(a);
+            net_close(&t);
+            house_close(&h);
+        }
+        for (int k = 0; k < i; k++) {
+            cr_assert(hash[i] != hash[k], "%s and %s: both %016" PRIx64, cases[k].what, cases[i].what, hash[i]);
+        }
+    }
+}
+
+/* `down` is mirrored but what it is multiplied with is cut: a reshard. */
+Test(lives, strict_is_one_backends_own, .timeout = 60) {
+    house h;
+    net t;
+    sheaf_arena *a;
+    sheaf_backend *other;
+    float y[WIDTH];
+    layout_table table = {net_rows, 1, 2};
+    house_open(&h, 2);
+    net_open_as(&t, &h, &table);
+    expect_ok(sheaf_backend_new(h.meta, &other));
+    expect_ok(sheaf_arena_new(1 << 16, &a));
+    sheaf_meta_set_strict(other, true);
+    expect_ok(compute(&t, h.backend, a, 2, y));
+    expect_status(compute(&t, other, a, 2, y), SHEAF_E_MISMATCH);
+    expect_ok(compute(&t, h.backend, a, 2, y));
+    sheaf_meta_set_strict(other, false); /* and may be taken back: what was refused is not kept */
+    expect_ok(compute(&t, other, a, 2, y));
+    sheaf_meta_set_strict(other, true); /* nor is what was allowed */
+    expect_status(compute(&t, other, a, 2, y), SHEAF_E_MISMATCH);
+    sheaf_arena_free(a);
+    sheaf_backend_free(other);
     net_close(&t);
     house_close(&h);
 }

@@ -194,7 +194,7 @@ static void print_shards(const meta_plan *p, FILE *out) {
 
 static void print_plan(notation *t, house *h, FILE *out) {
     sheaf_prepared *prepared;
-    sheaf_meta_set_strict(h->meta, t->strict);
+    sheaf_meta_set_strict(h->backend, t->strict);
     sheaf_status s = sheaf_backend_prepare(h->backend, t->g, &prepared);
     if (s) {
         fprintf(out, "%s: %s\n", sheaf_status_name(s),

@@ -209,6 +209,72 @@ Test(model_load, wrong_device_options_are_refused, .timeout = 300) {
     rig_end(&r);
 }
 
+/* A device that tells of less memory than it has. */
+typedef struct tight {
+    sheaf_device *device;
+    const sheaf_device_iface *own;
+    sheaf_device_iface iface;
+} tight;
+static const sheaf_device *tight_first;
+static size_t tight_free[2];
+
+static sheaf_status tight_memory(sheaf_device *d, size_t *total, size_t *free_bytes) {
+    *total = SIZE_MAX;
+    *free_bytes = tight_free[d != tight_first];
+    return SHEAF_OK;
+}
+
+static void tighten(tight *t, sheaf_device *d) {
+    *t = (tight){d, d->iface, *d->iface};
+    t->iface.memory = tight_memory;
+    d->iface = &t->iface;
+}
+
+/* Loads on two devices that tell of `a` and `b` bytes; on success what the first holds of the weights. */
+static sheaf_status load_tight(rig *r, size_t a, size_t b, size_t *held) {
+    tight t[2];
+    sheaf_memory_row row;
+    for (int i = 0; i < 2; i++) tighten(&t[i], r->devices[i]);
+    tight_first = r->devices[0];
+    tight_free[0] = a;
+    tight_free[1] = b;
+    sheaf_status s = sheaf_model_load(r->path, &r->options, &r->model);
+    tight_free[0] = tight_free[1] = SIZE_MAX;
+    for (int i = 0; !s && i < 2; i++) {
+        sheaf_context_options o = sheaf_context_defaults();
+        o.n_ctx = 64;
+        expect_ok(sheaf_context_new(r->model, &o, &r->context));
+        cr_assert(sheaf_context_memory(r->context, i, &row), "no row of device %d", i);
+        held[i] = row.weight_bytes;
+        sheaf_context_free(r->context);
+    }
+    sheaf_model_free(r->model);
+    r->context = NULL;
+    r->model = NULL;
+    for (int i = 0; i < 2; i++) t[i].device->iface = t[i].own;
+    return s;
+}
+
+/* Three parts of four on the first device, and what is mirrored on both: halves of the whole do not tell. */
+Test(model_load, each_device_must_have_room_for_its_own_shards, .timeout = 300) {
+    rig r;
+    size_t held[2];
+    rig_file(&r, "h9k3-f32");
+    rig_devices(&r, "cpu/2");
+    r.options.tensor_split = (float[]){3, 1};
+    r.options.n_tensor_split = 2;
+    expect_ok(load_tight(&r, SIZE_MAX, SIZE_MAX, held));
+    cr_assert_gt(held[0], held[1] + held[1] / 4, "%zu and %zu bytes", held[0], held[1]);
+    size_t first = held[0], second = held[1];
+    expect_status(load_tight(&r, (first + second) / 2, SIZE_MAX, held), SHEAF_E_NO_MEMORY);
+    expect_error(r.devices[0]->name);
+    expect_error("MiB needed");
+    expect_status(load_tight(&r, first, second / 2, held), SHEAF_E_NO_MEMORY);
+    expect_error(r.devices[1]->name);
+    expect_ok(load_tight(&r, first, second, held));
+    rig_end(&r);
+}
+
 static bool stop_half_way(void *ctx, float done) {
     *(float *)ctx = done;
     return done < 0.5f;
