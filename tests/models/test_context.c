@@ -1,5 +1,6 @@
 /* Contexts: what a batch may be, what a failed one leaves, sequences that do not see each other, and a
  * steady state that builds and allocates nothing. */
+#include "meta/meta.h"
 #include "tests/models/model_support.h"
 
 static void start(rig *r, const char *name, const sheaf_context_options *o) {
@@ -179,6 +180,32 @@ Test(context, steady_decode_builds_and_allocates_nothing, .timeout = 300) {
     expect_int(after.graphs_built, before.graphs_built);
     expect_int(after.graphs_reused, before.graphs_reused + 20);
     expect_int(sheaf_sched_get_stats(sheaf_context_sched(r.context)).unexplained_reallocs, 0);
+    rig_end(&r);
+}
+
+/* The plans of the meta device that the context's graph runs on. */
+static sheaf_plan_cache_stats plan_stats(sheaf_context *c) {
+    sheaf_backend *b;
+    for (int i = 0; sheaf_sched_prepared(sheaf_context_sched(c), i, &b); i++) {
+        if (sheaf_meta_is(b->device)) return sheaf_meta_cache_stats(b);
+    }
+    return (sheaf_plan_cache_stats){0};
+}
+
+Test(context, steady_decode_on_two_devices_compiles_no_plan, .timeout = 300) {
+    rig r;
+    sheaf_context_options o = small();
+    rig_file(&r, "h9k3-q8_0");
+    rig_devices(&r, "cpu/2");
+    rig_load(&r, &o);
+    decode(r.context, 8, 1, 0);
+    expect_ok(one_token(r.context));
+    sheaf_plan_cache_stats before = plan_stats(r.context), after;
+    cr_assert_gt(before.compiles, 0, "%llu", (unsigned long long)before.compiles);
+    for (int i = 0; i < 20; i++) expect_ok(one_token(r.context)); /* all below one border of the cache's length */
+    after = plan_stats(r.context);
+    expect_int(after.compiles, before.compiles);
+    expect_int(after.hits, before.hits); /* the bound plan runs again without being looked for */
     rig_end(&r);
 }
 
