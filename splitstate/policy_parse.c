@@ -159,6 +159,8 @@ static sheaf_status compile_pattern(const line *l, policy_row *r) {
     r->code = pcre2_compile((PCRE2_SPTR)r->pattern, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED | PCRE2_ENDANCHORED, &code,
                             &at, NULL);
     if (r->code) return SHEAF_OK;
+    if (code == PCRE2_ERROR_HEAP_FAILED)
+        return sheaf_fail(SHEAF_E_NO_MEMORY, "split table line %d: no memory", r->number);
     PCRE2_UCHAR text[128];
     pcre2_get_error_message(code, text, sizeof text);
     return sheaf_fail(SHEAF_E_FORMAT, "split table line %d: pattern '%s' at %zu: %s", l->number, r->pattern, at,
