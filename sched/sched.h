@@ -37,9 +37,17 @@ typedef struct sheaf_sched_options {
     X(NONE, "-")                                                                                                       \
     X(USER, "usr")                                                                                                     \
     X(DST, "1.dst")                                                                                                    \
-    X(VIEW_SRC, "1.vsrc") X(INPUT, "1.inp") X(WEIGHT, "1.wgt") X(OFFLOAD, "1.off") X(SWEEP_ACC, "2.acc")               \
-        X(SWEEP_ANY, "2.any") X(UPGRADE, "3.upg") X(BEST, "3.best") X(SRC_VIEW, "4.vsrc") X(SRC_CUR, "4.cur")          \
-            X(ALIAS, "4.alias")
+    X(VIEW_SRC, "1.vsrc")                                                                                              \
+    X(INPUT, "1.inp")                                                                                                  \
+    X(WEIGHT, "1.wgt")                                                                                                 \
+    X(OFFLOAD, "1.off")                                                                                                \
+    X(SWEEP_ACC, "2.acc")                                                                                              \
+    X(SWEEP_ANY, "2.any")                                                                                              \
+    X(UPGRADE, "3.upg")                                                                                                \
+    X(BEST, "3.best")                                                                                                  \
+    X(SRC_VIEW, "4.vsrc")                                                                                              \
+    X(SRC_CUR, "4.cur")                                                                                                \
+    X(ALIAS, "4.alias")
 typedef enum sheaf_cause {
 #define X(name, text) SHEAF_CAUSE_##name,
     SHEAF_CAUSE_TABLE(X)
