@@ -17,14 +17,8 @@ struct cpu_worker {
     int index;
 };
 
-enum { YIELDS = 4 };
-
 void cpu_word_sleep(cpu_word *w, unsigned old) {
-    for (int i = 0; i < YIELDS; i++) {
-        if (atomic_load_explicit(&w->value, memory_order_acquire) != old) return;
-        sched_yield();
-    }
-    while (atomic_load(&w->value) == old) {
+    while (atomic_load_explicit(&w->value, memory_order_acquire) == old) {
         atomic_fetch_add(&w->sleepers, 1);
         syscall(SYS_futex, &w->value, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
         atomic_fetch_sub(&w->sleepers, 1);

@@ -31,9 +31,10 @@ static void pair_close(pair *p) {
 
 /* --- order ------------------------------------------------------------------------------------------------ */
 
+enum { COMMANDS = 1200 }; /* more than the ring holds */
+
 typedef struct list {
-    int values[4000], n;
-    int next[4000];
+    int values[COMMANDS], n;
 } list;
 typedef struct item {
     list *l;
@@ -54,15 +55,15 @@ Test(queues, run_commands_in_order, .timeout = 60) {
     for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
         pair p;
         list *l = calloc(1, sizeof *l);
-        item *items = calloc(3000, sizeof *items);
+        item *items = calloc(COMMANDS, sizeof *items);
         pair_open(&p, "cpu", threads[t]);
-        for (int i = 0; i < 3000; i++) { /* more than the ring holds */
+        for (int i = 0; i < COMMANDS; i++) {
             items[i] = (item){l, i};
             cr_assert_eq(sheaf_queue_call(p.backend[0]->queue, append, &items[i]), SHEAF_OK, "%s", sheaf_error());
         }
         cr_assert_eq(sheaf_queue_synchronize(p.backend[0]->queue), SHEAF_OK, "%s", sheaf_error());
-        cr_assert_eq(l->n, 3000, "%d of 3000", l->n);
-        for (int i = 0; i < 3000; i++) cr_assert_eq(l->values[i], i, "[%d] is %d", i, l->values[i]);
+        cr_assert_eq(l->n, COMMANDS, "%d of %d", l->n, COMMANDS);
+        for (int i = 0; i < COMMANDS; i++) cr_assert_eq(l->values[i], i, "[%d] is %d", i, l->values[i]);
         free(items);
         free(l);
         pair_close(&p);
