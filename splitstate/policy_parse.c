@@ -160,7 +160,7 @@ static sheaf_status compile_pattern(const line *l, policy_row *r) {
                             &at, NULL);
     if (r->code) return SHEAF_OK;
     if (code == PCRE2_ERROR_HEAP_FAILED)
-        return sheaf_fail(SHEAF_E_NO_MEMORY, "split table line %d: no memory", r->number);
+        return sheaf_fail(SHEAF_E_NO_MEMORY, "split table line %d: no memory", l->number);
     PCRE2_UCHAR text[128];
     pcre2_get_error_message(code, text, sizeof text);
     return sheaf_fail(SHEAF_E_FORMAT, "split table line %d: pattern '%s' at %zu: %s", l->number, r->pattern, at,
