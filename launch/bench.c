@@ -240,10 +240,13 @@ static sheaf_status run_devices(bench *b, const sweep *w, const char *list, int 
         s = sheaf_follow(b->s.context);
     else if (!s) {
         b->ids = sheaf_malloc(((size_t)most + 1) * sizeof *b->ids);
-        if (!b->ids) s = sheaf_fail(SHEAF_E_NO_MEMORY, "bench: %d tokens", most);
-        if (!s) random_ids(b->ids, most, sheaf_model_hparams(b->s.model)->n_vocab);
         for (int i = 0; i < b->s.n_devices; i++) r.threads += b->s.devices[i]->n_threads;
-        if (!s) s = run_rows(b, w, &r);
+        if (b->ids) {
+            random_ids(b->ids, most, sheaf_model_hparams(b->s.model)->n_vocab);
+            s = run_rows(b, w, &r);
+        } else {
+            s = sheaf_fail(SHEAF_E_NO_MEMORY, "bench: %d tokens", most);
+        }
     }
     sheaf_free(b->ids);
     b->ids = NULL;

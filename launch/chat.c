@@ -31,7 +31,11 @@ static sheaf_status say(conversation *c, const char *role, const char *text, siz
 }
 
 static void forget(conversation *c, size_t keep) {
-    while (c->n > keep) sheaf_free((void *)(uintptr_t)c->m[--c->n].content.s);
+    while (c->n > keep) {
+        void *own; /* ours since say(), although a message only looks at it */
+        memcpy(&own, &c->m[--c->n].content.s, sizeof own);
+        sheaf_free(own);
+    }
 }
 
 /* The next line, malloc'd; NULL at the end. An interrupt gives an empty line. */

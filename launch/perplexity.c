@@ -241,10 +241,10 @@ static sheaf_status run_chunk(work *w, int chunk, int32_t *ids, uint8_t *want) {
 static sheaf_status run_chunks(work *w) {
     int32_t *ids = sheaf_malloc((size_t)w->n_ctx * sizeof *ids);
     uint8_t *want = sheaf_malloc((size_t)w->n_ctx);
-    sheaf_status s =
-        ids && want ? SHEAF_OK : sheaf_fail(SHEAF_E_NO_MEMORY, "perplexity: chunks of %d tokens", w->n_ctx);
+    sheaf_status s = SHEAF_OK;
     double start = now_ms();
-    for (int i = 0; i < w->n_chunk && !s; i++) {
+    if (!ids || !want) s = sheaf_fail(SHEAF_E_NO_MEMORY, "perplexity: chunks of %d tokens", w->n_ctx);
+    for (int i = 0; ids && want && i < w->n_chunk && !s; i++) {
         s = run_chunk(w, i, ids, want);
         if (s || w->o->quiet || !isatty(STDERR_FILENO)) continue;
         fprintf(stderr, "[%d] %.4f%s", i + 1, exp(w->sc.nll / (double)w->sc.n), i + 1 < w->n_chunk ? ", " : "\n");

@@ -416,7 +416,7 @@ static sheaf_status place_list(split_view *v, name_list *l, const options *o, co
     sheaf_placement *placed = status ? NULL : sheaf_arena_alloc(a, (size_t)l->n * sizeof *placed);
     if (!status && !placed) status = sheaf_arena_status(a);
     if (!status) status = sheaf_policy_place(p, &env, l->tensors, l->n, a, placed);
-    for (int i = 0; i < l->n && !status; i++) {
+    for (int i = 0; placed && i < l->n && !status; i++) {
         sheaf_split_row r = {.name = l->tensors[i].name,
                              .type = l->tensors[i].type,
                              .n_dims = l->dims[i],
