@@ -5,12 +5,11 @@
 
 #include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <stddef.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { LOOKS_A_CLOCK = 64, YIELDS = 16 };
+enum { LOOKS_A_CLOCK = 64 };
 
 void meet_wake(meet *m) {
     if (!atomic_load(&m->sleepers)) return;
@@ -63,10 +62,6 @@ static meet_state sleep_once(meet *m, uint64_t target, int64_t ns) {
 meet_state meet_wait(meet *m, uint64_t target, const meet_pace *pace, int64_t timeout_ns) {
     meet_state s = meet_look(m, target);
     if (s == MEET_WAITING && pace->spin_ns > 0) s = spin(m, target, pace->spin_ns);
-    for (int i = 0; s == MEET_WAITING && i < YIELDS; i++) {
-        sched_yield();
-        s = meet_look(m, target);
-    }
     int64_t until = s == MEET_WAITING ? meet_now_ns() + timeout_ns : 0;
     while (s == MEET_WAITING) {
         int64_t left = until - meet_now_ns();

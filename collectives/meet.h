@@ -10,7 +10,8 @@
  *     meet_arrive(m, target);
  *     if (meet_wait(m, target, &pace, timeout_ns) != MEET_DONE) ...
  *
- * A waiter spins, then yields, then sleeps on a futex, so that more members than cores still progress.
+ * A waiter spins, then sleeps on a futex, so that more members than cores still progress (why it does not
+ * yield in between: backends/cpu/wait.h).
  * Does not know what members are, nor why a meeting broke: comm.c does. Threads: any. */
 #ifndef SHEAF_COLLECTIVES_MEET_H
 #define SHEAF_COLLECTIVES_MEET_H
@@ -31,7 +32,7 @@ typedef struct meet {
 
 typedef enum meet_state { MEET_WAITING, MEET_DONE, MEET_BROKEN, MEET_LATE } meet_state;
 
-/* How long a waiter spins before it yields; 0 where threads outnumber cores. */
+/* How long a waiter spins before it sleeps; 0 where threads outnumber cores. */
 typedef struct meet_pace {
     int64_t spin_ns;
 } meet_pace;
