@@ -28,6 +28,8 @@ static sheaf_status match_row(matcher *x, const policy_row *row, const char *nam
     *layer = -1;
     if (n == PCRE2_ERROR_NOMATCH) return SHEAF_OK;
     if (n == PCRE2_ERROR_NOMEMORY) return sheaf_fail(SHEAF_E_NO_MEMORY, "split table line %d: no memory", row->line);
+    if (n == PCRE2_ERROR_NOMEMORY)
+        return sheaf_fail(SHEAF_E_NO_MEMORY, "split table line %d: no memory to match '%s'", row->line, name);
     if (n < 0)
         return sheaf_fail(SHEAF_E_FORMAT, "split table line %d: pattern gives up on '%s' (%d)", row->line, name, n);
     const size_t *at = pcre2_get_ovector_pointer(x->data);
