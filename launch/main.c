@@ -99,12 +99,14 @@ static sheaf_status run(int argc, char **argv, const char **command) {
 
 /* "sheaf: what was being done: what it was done to: what is wrong", whatever part of that `text` has: the command
  * is what was being done. Names out of files may hold anything; a control character is shown as '?'. */
-static void print_error(const char *command, const char *text, const char *hint) {
+static void print_error(const char *command, sheaf_status status, const char *text, const char *hint) {
     int colons = 0;
     for (const char *p = text; (p = strstr(p, ": ")); p++) colons++;
     fprintf(stderr, "sheaf: ");
     if (colons < 2) fprintf(stderr, "%s: ", command ? command : "starting");
     for (const char *p = text; *p; p++) fputc((unsigned char)*p < ' ' || *p == 0x7f ? '?' : *p, stderr);
+    /* a text that only says for what there was no memory, or no room, still has to say what is wrong */
+    if (colons < 1) fprintf(stderr, ": %s", sheaf_status_text(status));
     fputc('\n', stderr);
     if (*hint) fprintf(stderr, "hint: %s\n", hint);
 }
@@ -117,7 +119,7 @@ int main(int argc, char **argv) {
     /* other rooms print too, and know only that it failed */
     if ((!s && fflush(stdout)) || ((!s || s == SHEAF_E_IO) && ferror(stdout))) s = stdout_failed();
     if (s && !(s == SHEAF_E_CANCELLED && (interrupted || terminated))) {
-        print_error(command, *sheaf_error() ? sheaf_error() : sheaf_status_text(s), sheaf_error_hint_text());
+        print_error(command, s, *sheaf_error() ? sheaf_error() : sheaf_status_text(s), sheaf_error_hint_text());
     }
     return exit_code(s);
 }

@@ -14,9 +14,9 @@ sheaf_status sheaf_ids_append(sheaf_ids *ids, const int32_t *v, size_t n) {
     if (need > ids->capacity) {
         size_t capacity = need + need / 2 + 16;
         if (capacity < need || sheaf_mul_overflow(capacity, sizeof(int32_t), &bytes))
-            return sheaf_fail(SHEAF_E_RANGE, "token list of %zu ids", need);
+            return sheaf_fail(SHEAF_E_RANGE, "token list of %zu ids: too many", need);
         int32_t *grown = sheaf_realloc(ids->v, bytes);
-        if (!grown) return sheaf_fail(SHEAF_E_NO_MEMORY, "token list of %zu ids", capacity);
+        if (!grown) return sheaf_fail(SHEAF_E_NO_MEMORY, "token list of %zu ids: out of memory", capacity);
         ids->v = grown;
         ids->capacity = capacity;
     }
