@@ -42,9 +42,9 @@ static void forget(conversation *c, size_t keep) {
 static char *next_line(bool terminal) {
     interrupted = 0;
     if (terminal) {
-        at_prompt = 1;
+        prompt_begins();
         char *line = readline("> ");
-        at_prompt = 0;
+        prompt_ends();
         if (!line && interrupted) {
             interrupted = 0;
             fputc('\n', stderr);
@@ -56,7 +56,9 @@ static char *next_line(bool terminal) {
     char *line = NULL;
     size_t cap = 0;
     errno = 0;
+    prompt_begins();
     ssize_t n = getline(&line, &cap, stdin);
+    prompt_ends();
     if (n < 0) {
         free(line);
         return NULL;

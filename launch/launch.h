@@ -151,6 +151,9 @@ int64_t heap_calls(void);
 
 extern volatile sig_atomic_t interrupted; /* SIGINT came (run: stop; chat: end the reply) */
 extern volatile sig_atomic_t at_prompt;   /* the chat waits for a line: Ctrl-C, however often, only clears it */
-extern volatile sig_atomic_t terminated;  /* SIGTERM came */
+void prompt_begins(
+    void); /* around the wait for a line: SIGTERM then ends the program at once, the terminal as it was */
+void prompt_ends(void);
+extern volatile sig_atomic_t terminated; /* SIGTERM came */
 
 #endif

@@ -3,12 +3,15 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "launch/launch.h"
 #include "tensor/settings.h"
 
 volatile sig_atomic_t interrupted, terminated, at_prompt;
+static struct termios cooked; /* the terminal as it was before a line is edited */
+static volatile sig_atomic_t cooked_known;
 
 static void on_interrupt(int sig) {
     (void)sig;
@@ -16,10 +19,23 @@ static void on_interrupt(int sig) {
     if (interrupted && !at_prompt) _exit(130);
     interrupted = 1;
 }
+/* At the prompt there is nothing to put away, and a flag set just before the read begins would wait for a line that
+ * may never come: leave at once, with the terminal as it was found. */
 static void on_terminate(int sig) {
     (void)sig;
     terminated = 1;
+    if (!at_prompt) return;
+    if (cooked_known) (void)tcsetattr(STDIN_FILENO, TCSANOW, &cooked);
+    _exit(143);
 }
+
+void prompt_begins(void) {
+    cooked_known = tcgetattr(STDIN_FILENO, &cooked) == 0;
+    at_prompt = 1;
+    if (terminated) on_terminate(SIGTERM); /* it came on the way here */
+}
+
+void prompt_ends(void) { at_prompt = 0; }
 
 /* A mapped file that shrinks, or a disk that fails under it, is bad input; the load that hit it cannot go on. */
 static void on_bus_error(int sig) {
