@@ -4,6 +4,7 @@
 #include "tensor/settings.h"
 
 #include <hwloc.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -217,13 +218,23 @@ static void fill_set(const cpu_topology *t, int core0, int n_cores, int n, int i
     if (id >= 0) hwloc_bitmap_only(set, (unsigned)id);
 }
 
+/* Binds the calling thread; 0 if it worked. hwloc writes through a set that it could not allocate when memory is short,
+ * so the call is made here wherever the fixed set of the C library is large enough. */
+static int bind_here(const cpu_topology *t, hwloc_const_bitmap_t set) {
+    cpu_set_t cpus;
+    if (hwloc_bitmap_last(set) < 0 || hwloc_bitmap_last(set) >= CPU_SETSIZE)
+        return hwloc_set_cpubind(t->hw, set, HWLOC_CPUBIND_THREAD);
+    CPU_ZERO(&cpus);
+    for (int id = hwloc_bitmap_first(set); id >= 0; id = hwloc_bitmap_next(set, id)) CPU_SET((size_t)id, &cpus);
+    return pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus);
+}
+
 void cpu_bind_thread(const cpu_topology *t, int core0, int n_cores, int n, int i) {
     if (t->synthetic) return;
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
     if (!set) return;
     fill_set(t, core0, n_cores, n, i, set);
-    if (hwloc_set_cpubind(t->hw, set, HWLOC_CPUBIND_THREAD))
-        sheaf_log(SHEAF_LOG_DEBUG, "thread %d of %d could not be bound to its core", i, n);
+    if (bind_here(t, set)) sheaf_log(SHEAF_LOG_DEBUG, "thread %d of %d could not be bound to its core", i, n);
     hwloc_bitmap_free(set);
 }
 
