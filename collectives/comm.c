@@ -32,7 +32,7 @@ sheaf_status comm_failure(sheaf_comm *c) {
     int state = atomic_load(&c->failing);
     if (state == FAIL_NONE) return SHEAF_OK;
     while (state != FAIL_WRITTEN) { /* another thread is copying a line of text */
-        meet_relax();
+        sheaf_relax();
         state = atomic_load(&c->failing);
     }
     return sheaf_error_restore(&c->failure);
@@ -151,14 +151,14 @@ static sheaf_status meet_members(run *r, int64_t grace_ns) {
     if (r->i == 0) {
         atomic_store(&r->m->arrived, r->meeting + 1);
         meet_arrive(&c->meet, target);
-        start = meet_now_ns();
+        start = sheaf_now_ns();
     }
     meet_state state = meet_wait(&c->meet, target, &c->pace, c->timeout_ns + grace_ns);
     if (state == MEET_LATE) {
         meeting_late(r);
         state = meet_look(&c->meet, target); /* the last one may have come in this instant */
     }
-    if (r->i == 0) r->waited += meet_now_ns() - start;
+    if (r->i == 0) r->waited += sheaf_now_ns() - start;
     r->meeting++;
     return state == MEET_DONE ? SHEAF_OK : comm_failure(c);
 }
@@ -202,10 +202,10 @@ static sheaf_status run_post(void *ctx, int i, int n, sheaf_queue *q) {
     sheaf_comm_op *op = post->op;
     run r = {.c = op->comm, .op = op, .post = post, .m = &op->comm->members[post->i], .q = q, .i = i, .n = n};
     r.meeting = post->base;
-    int64_t start = i == 0 ? meet_now_ns() : 0;
+    int64_t start = i == 0 ? sheaf_now_ns() : 0;
     sheaf_status s = op->engine->run(&r);
     if (i == 0) {
-        count(r.m, &r, meet_now_ns() - start);
+        count(r.m, &r, sheaf_now_ns() - start);
         atomic_fetch_add(&op->members[post->i].done, 1);
     }
     return s;
@@ -447,7 +447,7 @@ sheaf_status sheaf_comm_reserve_staging(sheaf_comm *c, size_t bytes) {
     }
     char *fresh[MAX_DEVICES];
     for (int i = 0; i < c->n_local; i++) {
-        fresh[i] = sheaf_aligned_alloc(4096, both);
+        fresh[i] = sheaf_pages_alloc(both);
         if (fresh[i]) continue;
         while (i-- > 0) sheaf_free(fresh[i]);
         return sheaf_fail(SHEAF_E_NO_MEMORY, "staging of %zu bytes for %d devices", both, c->n_local);

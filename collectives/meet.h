@@ -10,24 +10,23 @@
  *     meet_arrive(m, target);
  *     if (meet_wait(m, target, &pace, timeout_ns) != MEET_DONE) ...
  *
- * A waiter spins, then sleeps on a futex, so that more members than cores still progress (why it does not
- * yield in between: backends/cpu/wait.h).
+ * A waiter spins, then sleeps, so that more members than cores still progress (tensor/wait.h).
  * Does not know what members are, nor why a meeting broke: comm.c does. Threads: any. */
 #ifndef SHEAF_COLLECTIVES_MEET_H
 #define SHEAF_COLLECTIVES_MEET_H
+
+#include "tensor/wait.h"
 
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <time.h>
 
 #define MEET_BROKEN_BIT ((uint64_t)1 << 63)
 
 typedef struct meet {
     alignas(64) _Atomic uint64_t count; /* arrivals; MEET_BROKEN_BIT once broken */
-    alignas(64) atomic_uint sleepers;   /* who must be woken */
-    atomic_uint epoch;                  /* the futex word: changes with each wake */
+    alignas(64) sheaf_word epoch;       /* what sleepers sleep on: changes with each wake */
 } meet;
 
 typedef enum meet_state { MEET_WAITING, MEET_DONE, MEET_BROKEN, MEET_LATE } meet_state;
@@ -36,20 +35,6 @@ typedef enum meet_state { MEET_WAITING, MEET_DONE, MEET_BROKEN, MEET_LATE } meet
 typedef struct meet_pace {
     int64_t spin_ns;
 } meet_pace;
-
-static inline void meet_relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static inline int64_t meet_now_ns(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
-}
 
 /* A completed meeting counts as completed even if a later one broke. */
 static inline meet_state meet_look(meet *m, uint64_t target) {

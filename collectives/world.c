@@ -179,7 +179,7 @@ static sheaf_status late(const link_message *msg, int n, const link_wait *wait) 
 /* Between two looks: spin, then yield, then sleep in steps that a token does not notice. */
 static void rest(int64_t waited, int64_t spin_ns) {
     if (waited < spin_ns) {
-        meet_relax();
+        sheaf_relax();
     } else if (waited < spin_ns + 2000000) {
         sched_yield();
     } else {
@@ -190,7 +190,7 @@ static void rest(int64_t waited, int64_t spin_ns) {
 static sheaf_status wait_messages(struct link *l, link_message *msg, int n, const link_wait *wait) {
     sheaf_world *w = l->world;
     sheaf_status s = SHEAF_OK;
-    int64_t start = meet_now_ns();
+    int64_t start = sheaf_now_ns();
     for (unsigned look = 0;; look++) {
         pthread_mutex_lock(&w->lock);
         int open = test_messages(l, msg, n, wait->what, &s);
@@ -200,7 +200,7 @@ static sheaf_status wait_messages(struct link *l, link_message *msg, int n, cons
         if (wait->broken && wait->broken(wait->ctx)) return SHEAF_E_CANCELLED;
         if (atomic_load(&w->dead) && !wait->farewell) return sheaf_error_restore(&w->why);
         if (open == 0) return SHEAF_OK;
-        int64_t waited = meet_now_ns() - start;
+        int64_t waited = sheaf_now_ns() - start;
         if (wait->timeout_ns > 0 && waited > wait->timeout_ns) return late(msg, n, wait);
         rest(waited, wait->spin_ns);
     }

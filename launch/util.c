@@ -2,15 +2,11 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "launch/launch.h"
+#include "tensor/wait.h"
 
-double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
+double now_ms(void) { return (double)sheaf_now_ns() * 1e-6; }
 
 /* What a failed call on a file was short of: an input is bad unless the machine has no more to give. */
 sheaf_status errno_status(int code) {

@@ -5,9 +5,9 @@
  * only. Step by step over all members, so that a bounded queue can never hold one member's posts back
  * while another waits for them in a collective. */
 #include <string.h>
-#include <time.h>
 
 #include "meta/plan_internal.h"
+#include "tensor/wait.h"
 
 /* --- the object -------------------------------------------------------------------------------------------------- */
 
@@ -194,22 +194,16 @@ static sheaf_status run_collective(meta_prepared *x, const plan_step *step, int 
 }
 
 /* Two marks in each member's queue, around all of a run. */
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static sheaf_status mark_begin(void *ctx, int i, int n, sheaf_queue *q) {
     (void)n, (void)q;
-    if (i == 0) ((meta_member *)ctx)->begun_ns = now_ns();
+    if (i == 0) ((meta_member *)ctx)->begun_ns = sheaf_now_ns();
     return SHEAF_OK;
 }
 
 static sheaf_status mark_end(void *ctx, int i, int n, sheaf_queue *q) {
     (void)n, (void)q;
     meta_member *m = ctx;
-    if (i == 0) atomic_fetch_add_explicit(&m->busy_ns, (uint64_t)(now_ns() - m->begun_ns), memory_order_relaxed);
+    if (i == 0) atomic_fetch_add_explicit(&m->busy_ns, (uint64_t)(sheaf_now_ns() - m->begun_ns), memory_order_relaxed);
     return SHEAF_OK;
 }
 

@@ -1,11 +1,11 @@
 /* A plan from graph to value: copying the graph's headers, the five functions in order, and what can be asked. */
 #include <inttypes.h>
 #include <string.h>
-#include <time.h>
 
 #include "meta/plan_internal.h"
 #include "tensor/hash.h"
 #include "tensor/settings.h"
+#include "tensor/wait.h"
 
 bool plan_grow(sheaf_arena *a, void **items, int32_t n, int32_t *capacity, size_t size) {
     if (n < *capacity) return true;
@@ -179,11 +179,7 @@ static uint64_t hash_plan(const meta_plan *p) {
 
 /* --- compile -------------------------------------------------------------------------------------------------- */
 
-static double now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
+static double now_us(void) { return (double)sheaf_now_ns() / 1e3; }
 
 static sheaf_status compile(meta_plan *p, const sheaf_graph *g) {
     sheaf_status s = copy_graph(p, g);

@@ -8,17 +8,11 @@
  * bucket, so that a plan lives for a whole bucket; the mask hides the rest.
  * Does not sample, does not know text. */
 #include "models/model_internal.h"
+#include "tensor/wait.h"
 
 #include <string.h>
-#include <time.h>
 
 enum { KV_BUCKET = 256 };
-
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 /* --- making --------------------------------------------------------------------------------------------- */
 
@@ -331,9 +325,9 @@ static sheaf_status run_ubatch(sheaf_context *c, int32_t first, int32_t n, int32
     if (!s) s = graph_inputs_fill(c, first, n);
     if (!s) s = sheaf_sched_compute(c->sched);
     if (s) return s;
-    uint64_t before = now_ns();
+    uint64_t before = (uint64_t)sheaf_now_ns();
     s = sheaf_sched_synchronize(c->sched);
-    c->stats.device_ns += now_ns() - before;
+    c->stats.device_ns += (uint64_t)sheaf_now_ns() - before;
     if (s || !wanted) return s;
     size_t row = (size_t)c->model->hp.n_vocab;
     s = sheaf_tensor_get(c->logits_node, c->logits + (size_t)c->n_out * row, 0, (size_t)wanted * row * sizeof(float));
@@ -351,7 +345,7 @@ static void drop_claimed(sheaf_context *c) {
 }
 
 sheaf_status context_run_batch(sheaf_context *c) {
-    uint64_t start = now_ns(), waited = c->stats.device_ns;
+    uint64_t start = (uint64_t)sheaf_now_ns(), waited = c->stats.device_ns;
     int32_t rows = 0;
     for (int32_t i = 0; i < c->batch.n; i++) rows += c->batch.want[i];
     c->n_out = c->n_claimed = 0;
@@ -367,7 +361,7 @@ sheaf_status context_run_batch(sheaf_context *c) {
         c->n_out = 0;
     }
     c->stats.decodes++;
-    c->stats.overhead_ns += now_ns() - start - (c->stats.device_ns - waited);
+    c->stats.overhead_ns += (uint64_t)sheaf_now_ns() - start - (c->stats.device_ns - waited);
     return s;
 }
 

@@ -7,6 +7,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+enum { LINE = 64, HUGE_PAGE = 2 * 1024 * 1024 };
 
 typedef bool (*allow_fn)(void *ctx, size_t size);
 
@@ -48,6 +51,13 @@ void *sheaf_aligned_alloc(size_t alignment, size_t size) {
     if (size > PTRDIFF_MAX || !allowed(size)) return NULL;
     if (alignment < sizeof(void *)) alignment = sizeof(void *);
     if (posix_memalign(&p, alignment, size ? size : 1)) return NULL;
+    return p;
+}
+
+void *sheaf_pages_alloc(size_t size) {
+    bool huge = size >= 2 * (size_t)HUGE_PAGE;
+    void *p = sheaf_aligned_alloc(huge ? HUGE_PAGE : LINE, size);
+    if (p && huge) madvise(p, size, MADV_HUGEPAGE);
     return p;
 }
 

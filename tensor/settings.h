@@ -16,7 +16,8 @@ extern "C" {
 #define SHEAF_SETTINGS_TABLE(X)                                                                                        \
     X(cpu_level, "SHEAF_CPU_LEVEL", STR, "", 0, 0,                                                                     \
       "force a CPU kernel level: portable, avx2, avx512 (error if the machine lacks it)")                              \
-    X(spin_us, "SHEAF_SPIN_US", INT, "50", 0, 1000000, "microseconds a thread spins before it sleeps")                 \
+    X(spin_us, "SHEAF_SPIN_US", INT, "2000", 0, 1000000,                                                               \
+      "microseconds a thread spins in a computation before it sleeps")                                                 \
     X(sched_debug, "SHEAF_SCHED_DEBUG", INT, "0", 0, 2, "1: print splits, 2: print every node with its cause")         \
     X(sched_debug_realloc, "SHEAF_SCHED_DEBUG_REALLOC", INT, "0", 0, 2,                                                \
       "1: an unexplained reallocation is an error; 2: any is")                                                         \

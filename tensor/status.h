@@ -111,6 +111,9 @@ SHEAF_API void *sheaf_malloc(size_t size);
 SHEAF_API void *sheaf_calloc(size_t count, size_t size);
 SHEAF_API void *sheaf_realloc(void *p, size_t size);
 SHEAF_API void *sheaf_aligned_alloc(size_t alignment, size_t size); /* free with sheaf_free */
+/* Whole cache lines; where it is large, aligned to and advised for huge pages: what is read once a token, or written in
+ * columns a page apart, spends several per cent of its time on page walks otherwise. Free with sheaf_free. */
+SHEAF_API void *sheaf_pages_alloc(size_t size);
 SHEAF_API char *sheaf_strdup(const char *s);
 SHEAF_API void sheaf_free(void *p);
 /* Test hook: called before each allocation; returning false makes it fail. NULL removes it. */

@@ -2,9 +2,8 @@
 #include "backends/cpu/device_internal.h"
 
 #include <string.h>
-#include <sys/mman.h>
 
-enum { HUGE_PAGE = 2 * 1024 * 1024 };
+enum { BOUND_BYTES = 4 * 1024 * 1024 }; /* smaller buffers are left where they are first written */
 
 static void own_free(sheaf_buffer *b) {
     sheaf_free(b->base);
@@ -56,21 +55,17 @@ static const sheaf_buffer_iface mapped_iface = {
 sheaf_status cpu_buffer_alloc(sheaf_buffer_type *t, size_t size, sheaf_buffer **out);
 sheaf_status cpu_buffer_map(sheaf_buffer_type *t, void *p, size_t size, sheaf_buffer **out);
 
-/* Large buffers are aligned to and advised for huge pages: weights are read once a token, in order, and
- * page walks then cost several per cent. */
 sheaf_status cpu_buffer_alloc(sheaf_buffer_type *t, size_t size, sheaf_buffer **out) {
     cpu_device *d = t->device ? cpu_device_of(t->device) : NULL;
     if (d && cpu_fault_hits(&d->faults.alloc))
         return sheaf_fail(SHEAF_E_NO_MEMORY, "allocating %zu bytes of %s: injected fault", size, t->name);
     sheaf_buffer *b = sheaf_calloc(1, sizeof *b);
-    bool huge = size >= 2 * (size_t)HUGE_PAGE;
-    void *base = b && size ? sheaf_aligned_alloc(huge ? HUGE_PAGE : 64, size) : NULL;
+    void *base = b && size ? sheaf_pages_alloc(size) : NULL;
     if (!b || (size && !base)) {
         sheaf_free(b);
         return sheaf_fail(SHEAF_E_NO_MEMORY, "allocating %zu bytes of %s: no memory", size, t->name);
     }
-    if (huge) madvise(base, size, MADV_HUGEPAGE);
-    if (huge && d && d->host) cpu_bind_memory(d->host->topology, d->base.numa, base, size);
+    if (size >= BOUND_BYTES && d && d->host) cpu_bind_memory(d->host->topology, d->base.numa, base, size);
     *b = (sheaf_buffer){.iface = &own_iface, .type = t, .base = base, .size = size};
     *out = b;
     return SHEAF_OK;

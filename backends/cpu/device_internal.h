@@ -46,7 +46,7 @@ struct cpu_queue {
 struct cpu_event {
     sheaf_event base;
     atomic_uint posted; /* records posted */
-    cpu_word done;      /* records that happened */
+    sheaf_word done;    /* records that happened */
     atomic_bool busy;   /* a worker is still touching it */
 };
 

@@ -16,7 +16,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|amd64|AMD64")
       list(APPEND CPU_KERNEL_OPTIMISE --param=asan-instrumentation-with-call-threshold=0)
     endif()
   endif()
-  set(CPU_AVX2_OPTIONS ${CPU_KERNEL_OPTIMISE} -mavx2 -mfma -mf16c -mbmi2)
+  set(CPU_AVX2_OPTIONS ${CPU_KERNEL_OPTIMISE} -mavx2 -mfma -mf16c -mbmi2 -mprfchw)
   set_source_files_properties(${CPU_AVX2_SOURCES} PROPERTIES COMPILE_OPTIONS "${CPU_AVX2_OPTIONS}")
   set_source_files_properties(${CPU_AVX512_SOURCES} PROPERTIES COMPILE_OPTIONS
     "${CPU_AVX2_OPTIONS};-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vnni;-mprefer-vector-width=512")

@@ -1,5 +1,6 @@
 /* Row operations, AVX2: activations to 8 bits, norms, softmax, elementwise functions, sums of addends.
  * What crosses lanes does so in one fixed tree; tails are masked lanes of the same steps. */
+#include "backends/cpu/kernels_angles.h"
 #include "backends/cpu/kernels_avx2.h"
 
 #include <float.h>
@@ -152,20 +153,6 @@ static void soft_max(float *out, const float *x, const float *mask, float factor
     EACH(n, STORE(out, _mm256_mul_ps(LOAD(out), inverse));)
 }
 
-static void sum_f64(float *out, const double *const *parts, int n_parts, int64_t n) {
-    int64_t i = 0;
-    for (; i + 4 <= n; i += 4) {
-        __m256d sum = _mm256_loadu_pd(parts[0] + i);
-        for (int p = 1; p < n_parts; p++) sum = _mm256_add_pd(sum, _mm256_loadu_pd(parts[p] + i));
-        _mm_storeu_ps(out + i, _mm256_cvtpd_ps(sum));
-    }
-    for (; i < n; i++) {
-        double sum = parts[0][i];
-        for (int p = 1; p < n_parts; p++) sum += parts[p][i];
-        out[i] = (float)sum;
-    }
-}
-
 /* --- to f32 ------------------------------------------------------------------------------------------------ */
 
 static void from_f16(const void *src, float *dst, int64_t n) {
@@ -195,8 +182,8 @@ void avx2_vectors(cpu_kernels *t) {
     t->glu = glu;
     t->unary = unary;
     t->rms_norm = rms_norm;
+    t->rotation = rotation;
     t->soft_max = soft_max;
-    t->sum_f64 = sum_f64;
     t->to_float[SHEAF_F16] = from_f16;
     t->to_float[SHEAF_BF16] = from_bf16;
 }

@@ -1,5 +1,6 @@
 /* Row operations, AVX-512: activations to 8 bits, norms, softmax, elementwise functions, sums of addends.
  * Tails are masked lanes of the same steps, and what crosses lanes does so in one fixed tree. */
+#include "backends/cpu/kernels_angles.h"
 #include "backends/cpu/kernels_avx512.h"
 
 #include <float.h>
@@ -149,15 +150,6 @@ static void soft_max(float *out, const float *x, const float *mask, float factor
     EACH(n, STORE(out, _mm512_mul_ps(LOAD(out), inverse));)
 }
 
-static void sum_f64(float *out, const double *const *parts, int n_parts, int64_t n) {
-    for (int64_t i = 0; i < n; i += 8) {
-        __mmask8 some = (__mmask8)mask16(n - i < 8 ? n - i : 8);
-        __m512d sum = _mm512_maskz_loadu_pd(some, parts[0] + i);
-        for (int p = 1; p < n_parts; p++) sum = _mm512_add_pd(sum, _mm512_maskz_loadu_pd(some, parts[p] + i));
-        _mm256_mask_storeu_ps(out + i, some, _mm512_cvtpd_ps(sum));
-    }
-}
-
 /* --- to f32 ------------------------------------------------------------------------------------------------ */
 
 static void from_f16(const void *src, float *dst, int64_t n) {
@@ -181,8 +173,8 @@ void avx512_vectors(cpu_kernels *t) {
     t->glu = glu;
     t->unary = unary;
     t->rms_norm = rms_norm;
+    t->rotation = rotation;
     t->soft_max = soft_max;
-    t->sum_f64 = sum_f64;
     t->to_float[SHEAF_F16] = from_f16;
     t->to_float[SHEAF_BF16] = from_bf16;
 }

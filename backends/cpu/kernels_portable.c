@@ -3,6 +3,7 @@
  * A matmul row is dequantised with sheaf_to_float and multiplied in f32, so every type of the table
  * works here. The order of addition is fixed by position alone: lane i mod 8, then a tree over the
  * lanes, restarted at every segment. */
+#include "backends/cpu/kernels_angles.h"
 #include "backends/cpu/kernels_common.h"
 
 #include <float.h>
@@ -259,14 +260,6 @@ static void soft_max(float *out, const float *x, const float *mask, float factor
     for (int64_t i = 0; i < n; i++) out[i] *= inverse;
 }
 
-static void sum_f64(float *out, const double *const *parts, int n_parts, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        double sum = parts[0][i];
-        for (int p = 1; p < n_parts; p++) sum += parts[p][i];
-        out[i] = (float)sum;
-    }
-}
-
 void cpu_kernels_portable(cpu_kernels *t) {
 #define X(name, id, text, block, bytes)                                                                                \
     t->mm[id].act = CPU_ACT_F32;                                                                                       \
@@ -282,6 +275,6 @@ void cpu_kernels_portable(cpu_kernels *t) {
     t->glu = glu;
     t->unary = portable_unary;
     t->rms_norm = rms_norm;
+    t->rotation = rotation;
     t->soft_max = soft_max;
-    t->sum_f64 = sum_f64;
 }

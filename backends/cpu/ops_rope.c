@@ -58,16 +58,17 @@ static void run_table(const cpu_step *s, const cpu_task *t) {
     const cpu_operand *pos = s->src[0];
     const float *factors = s->src[1] ? (const float *)cpu_at(t, s->src[1]) : NULL;
     float *table = (float *)cpu_region_at(t, s->region_out);
+    double *angle = (double *)(void *)t->scratch;
     int64_t lo, hi;
     cpu_share(t, pos->ne[0], &lo, &hi);
-    for (int64_t i = lo * r->n_pairs; i < hi * r->n_pairs; i++) {
-        int64_t token = i / r->n_pairs, k = i % r->n_pairs;
-        double position = (double)*(const int32_t *)(cpu_at(t, pos) + (size_t)token * pos->nb[0]);
-        double trained = position * r->pair[k].frequency / (factors ? (double)factors[k] : 1.0);
-        double stretched = trained * r->freq_scale;
-        double angle = stretched + (trained - stretched) * r->pair[k].mix;
-        table[2 * i] = (float)(cos(angle) * r->magnitude);
-        table[2 * i + 1] = (float)(sin(angle) * r->magnitude);
+    for (int64_t i = lo; i < hi; i++) {
+        double position = (double)*(const int32_t *)(cpu_at(t, pos) + (size_t)i * pos->nb[0]);
+        for (int32_t k = 0; k < r->n_pairs; k++) {
+            double trained = position * r->pair[k].frequency / (factors ? (double)factors[k] : 1.0);
+            double stretched = trained * r->freq_scale;
+            angle[k] = stretched + (trained - stretched) * r->pair[k].mix;
+        }
+        t->run->kernels->rotation(table + 2 * i * r->n_pairs, angle, r->magnitude, r->n_pairs);
     }
 }
 
@@ -113,7 +114,8 @@ static bool supports_rope(const sheaf_tensor *n) {
     if (!is_f32_rows(n) || !is_f32_rows(x) || !sheaf_same_shape(n, x)) return false;
     if (!pos || pos->type != SHEAF_I32 || pos->ne[0] != x->ne[2] || sheaf_nrows(pos) != 1) return false;
     if (factors && (!is_f32_rows(factors) || factors->ne[0] < dims / 2)) return false;
-    return dims >= 0 && dims % 2 == 0 && dims <= x->ne[0] && (kind == SHEAF_ROPE_NORM || kind == SHEAF_ROPE_NEOX);
+    if (dims < 0 || dims / 2 > CPU_THREAD_SCRATCH / (int32_t)sizeof(double)) return false;
+    return dims % 2 == 0 && dims <= x->ne[0] && (kind == SHEAF_ROPE_NORM || kind == SHEAF_ROPE_NEOX);
 }
 
 /* The table of these positions and parameters: an earlier one, or a new step. Its layout does not depend

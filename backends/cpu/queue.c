@@ -66,9 +66,9 @@ static void execute_wait(cpu_team *t, const cpu_command *c, unsigned seq, int i)
     }
     cpu_event *own = (cpu_event *)e;
     for (;;) {
-        unsigned done = atomic_load_explicit(&own->done.value, memory_order_acquire);
+        unsigned done = sheaf_word_get(&own->done);
         if ((int)(done - c->u.event.ticket) >= 0) return;
-        cpu_word_wait(&own->done, done, atomic_load_explicit(&t->spin_ns, memory_order_relaxed));
+        sheaf_word_wait(&own->done, done, atomic_load_explicit(&t->spin_ns, memory_order_relaxed));
     }
 }
 
@@ -76,7 +76,7 @@ static void execute_wait(cpu_team *t, const cpu_command *c, unsigned seq, int i)
  * last touch. */
 static void event_happens(cpu_event *e, unsigned ticket) {
     atomic_store(&e->busy, true);
-    if ((int)(ticket - atomic_load(&e->done.value)) > 0) cpu_word_set(&e->done, ticket);
+    if ((int)(ticket - sheaf_word_get(&e->done)) > 0) sheaf_word_set(&e->done, ticket);
     atomic_store(&e->busy, false);
 }
 
@@ -181,7 +181,7 @@ sheaf_status cpu_queue_create(cpu_device *d, cpu_team *team, sheaf_queue **out) 
     if (!q) return sheaf_fail(SHEAF_E_NO_MEMORY, "making a queue of %s: no memory", d->base.name);
     q->base = (sheaf_queue){.iface = &cpu_queue_iface, .device = &d->base};
     q->team = team;
-    q->last = atomic_load(&team->done.value);
+    q->last = sheaf_word_get(&team->done);
     pthread_mutex_init(&q->lock, NULL);
     *out = &q->base;
     return SHEAF_OK;
@@ -199,9 +199,9 @@ static sheaf_status event_synchronize(sheaf_event *base) {
     cpu_event *e = (cpu_event *)base;
     unsigned ticket = atomic_load(&e->posted);
     for (;;) {
-        unsigned done = atomic_load_explicit(&e->done.value, memory_order_acquire);
+        unsigned done = sheaf_word_get(&e->done);
         if ((int)(done - ticket) >= 0) return SHEAF_OK;
-        cpu_word_sleep(&e->done, done);
+        sheaf_word_wait(&e->done, done, 0);
     }
 }
 

@@ -1,7 +1,7 @@
 /* The threads of a CPU device, their barrier, and the ring that they walk.
  *
  * Life of a team thread: wait for the ring's head to pass its own position, execute that command's
- * share, meet the others, go on. Between tokens it spins for spin_ns and then sleeps in the kernel.
+ * share, meet the others, go on. Between tokens it spins briefly and then sleeps in the kernel.
  * What the commands mean is queue.c's affair. */
 #include "backends/cpu/team.h"
 
@@ -11,54 +11,48 @@
 #include <signal.h>
 #include <string.h>
 
+/* With nothing to do a thread soon gives its core back: the one who decides what comes next (a sampler) needs
+ * one. Inside a computation it spins for longer, since whom it waits for runs already. */
+enum { IDLE_SPIN_NS = 50000 };
+
 struct cpu_worker {
     cpu_team *team;
     cpu_team_place place;
     int index;
 };
 
-void cpu_word_sleep(cpu_word *w, unsigned old) {
-    while (atomic_load_explicit(&w->value, memory_order_acquire) == old) {
-        atomic_fetch_add(&w->sleepers, 1);
-        syscall(SYS_futex, &w->value, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
-        atomic_fetch_sub(&w->sleepers, 1);
-    }
-}
-
 void cpu_barrier_init(cpu_barrier *b, int n, const atomic_llong *spin_ns) {
     atomic_init(&b->arrived, 0);
-    atomic_init(&b->epoch.value, 0);
-    atomic_init(&b->epoch.sleepers, 0);
+    atomic_init(&b->epoch.bits, 0);
     b->n = (unsigned)n;
     b->spin_ns = spin_ns;
 }
 
 bool cpu_barrier_enter(cpu_barrier *b) {
-    unsigned epoch = atomic_load_explicit(&b->epoch.value, memory_order_relaxed);
+    unsigned epoch = sheaf_word_get(&b->epoch);
     if (atomic_fetch_add_explicit(&b->arrived, 1, memory_order_acq_rel) + 1 == b->n) {
         atomic_store_explicit(&b->arrived, 0, memory_order_relaxed);
         return true;
     }
-    cpu_word_wait(&b->epoch, epoch, atomic_load_explicit(b->spin_ns, memory_order_relaxed));
+    sheaf_word_wait(&b->epoch, epoch, atomic_load_explicit(b->spin_ns, memory_order_relaxed));
     return false;
 }
 
-void cpu_barrier_release(cpu_barrier *b) {
-    cpu_word_set(&b->epoch, atomic_load_explicit(&b->epoch.value, memory_order_relaxed) + 1);
-}
+void cpu_barrier_release(cpu_barrier *b) { sheaf_word_set(&b->epoch, sheaf_word_get(&b->epoch) + 1); }
 
 static void *worker_main(void *arg) {
     struct cpu_worker *w = arg;
     cpu_team *t = w->team;
     if (w->place.bind) cpu_bind_thread(w->place.topology, w->place.core0, w->place.n_cores, t->n_threads, w->index);
     for (unsigned next = 0;; next++) {
-        cpu_word_wait(&t->head, next, atomic_load_explicit(&t->spin_ns, memory_order_relaxed));
+        int64_t spin = atomic_load_explicit(&t->spin_ns, memory_order_relaxed);
+        sheaf_word_wait(&t->head, next, spin < IDLE_SPIN_NS ? spin : IDLE_SPIN_NS);
         const cpu_command *c = &t->ring[next % CPU_RING];
         bool quit = c->kind == CPU_CMD_QUIT; /* read before the barrier: after it the slot may be reused */
         cpu_command_execute(t, c, next, w->index);
         if (cpu_barrier_enter(&t->barrier)) {
             cpu_command_end(c);
-            cpu_word_set(&t->done, next + 1);
+            sheaf_word_set(&t->done, next + 1);
             cpu_barrier_release(&t->barrier);
         }
         if (quit) return NULL;
@@ -68,19 +62,19 @@ static void *worker_main(void *arg) {
 /* Waits until `done` has reached `ticket`, both counted modulo 2^32. */
 void cpu_team_wait(cpu_team *t, unsigned ticket) {
     for (;;) {
-        unsigned done = atomic_load_explicit(&t->done.value, memory_order_acquire);
+        unsigned done = sheaf_word_get(&t->done);
         if ((int)(done - ticket) >= 0) return;
-        cpu_word_sleep(&t->done, done);
+        sheaf_word_wait(&t->done, done, 0);
     }
 }
 
-bool cpu_team_idle(cpu_team *t) { return atomic_load(&t->done.value) == atomic_load(&t->head.value); }
+bool cpu_team_idle(cpu_team *t) { return sheaf_word_get(&t->done) == sheaf_word_get(&t->head); }
 
 unsigned cpu_team_post_locked(cpu_team *t, const cpu_command *c) {
-    unsigned head = atomic_load_explicit(&t->head.value, memory_order_relaxed);
+    unsigned head = sheaf_word_get(&t->head);
     cpu_team_wait(t, head - (CPU_RING - 1));
     t->ring[head % CPU_RING] = *c;
-    cpu_word_set(&t->head, head + 1);
+    sheaf_word_set(&t->head, head + 1);
     return head + 1;
 }
 

@@ -10,7 +10,7 @@
 
 #include "backends/backend.h"
 #include "backends/cpu/topology.h"
-#include "backends/cpu/wait.h"
+#include "tensor/wait.h"
 
 #include <pthread.h>
 #include <stdalign.h>
@@ -19,7 +19,7 @@
  *     if (cpu_barrier_enter(b)) { alone(); cpu_barrier_release(b); } */
 typedef struct cpu_barrier {
     alignas(64) atomic_uint arrived;
-    alignas(64) cpu_word epoch;
+    alignas(64) sheaf_word epoch;
     unsigned n;
     const atomic_llong *spin_ns;
 } cpu_barrier;
@@ -80,9 +80,9 @@ struct cpu_team {
     struct cpu_worker *workers;
     char *scratch; /* n_threads * CPU_THREAD_SCRATCH */
     cpu_barrier barrier;
-    alignas(64) cpu_word head; /* commands posted */
-    alignas(64) cpu_word done; /* commands finished by all threads */
-    pthread_mutex_t post;      /* who posts */
+    alignas(64) sheaf_word head; /* commands posted */
+    alignas(64) sheaf_word done; /* commands finished by all threads */
+    pthread_mutex_t post;        /* who posts */
     const struct cpu_kernels *kernels;
     struct cpu_faults *faults;
     atomic_llong spin_ns; /* how long a thread spins; 0 when oversubscribed */

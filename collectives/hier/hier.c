@@ -171,9 +171,9 @@ static void exchange(run *r, int n_messages) {
                       .broken = members_failed,
                       .ctx = c,
                       .what = r->op->d.name};
-    int64_t start = meet_now_ns();
+    int64_t start = sheaf_now_ns();
     sheaf_status s = link_exchange(c->link, h->messages, n_messages, (int)(r->meeting & TAG_MASK), &wait);
-    r->waited += meet_now_ns() - start;
+    r->waited += sheaf_now_ns() - start;
     if (s && !members_failed(c)) comm_fail(c, s, true);
 }
 

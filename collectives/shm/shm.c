@@ -56,6 +56,21 @@ static void push_rows(run *r, int64_t row, int64_t rows) {
     }
 }
 
+/* Asks for what the sum of a row will touch in other caches, while the row before it is summed. */
+static void expect_row(run *r, const void *const *in, int64_t row) {
+    size_t n = (size_t)r->op->d.row, in_bytes = n * r->op->kind->in_bytes, out_bytes = n * r->op->kind->out_bytes;
+    for (int k = 0; k < r->c->n_local; k++) {
+        const sheaf_comm_args *o = run_args_of(r, k);
+        for (size_t at = 0; at < in_bytes && in[k]; at += 64)
+            __builtin_prefetch((const char *)in[k] + (size_t)row * in_bytes + at, 0, 3);
+        if (o == &r->post->args) continue;
+        for (size_t at = 0; at < out_bytes; at += 64) {
+            __builtin_prefetch((const char *)o->out + (size_t)row * out_bytes + at, 1, 2);
+            if (o->norm_out) __builtin_prefetch((const char *)o->norm_out + (size_t)row * out_bytes + at, 1, 2);
+        }
+    }
+}
+
 static sheaf_status two_shot(run *r) {
     const void *in[MAX_DEVICES];
     int64_t first, last, from, to;
@@ -65,6 +80,7 @@ static sheaf_status two_shot(run *r) {
     run_slice(r->post->args.rows, r->post->i, r->c->n_local, 1, &first, &last);
     run_slice(last - first, r->i, r->n, 1, &from, &to);
     for (int64_t row = first + from; row < first + to; row++) {
+        if (row + 1 < first + to) expect_row(r, in, row + 1);
         reduce_own_rows(r, &r->op->program, in, false, 0, row, 1);
         push_rows(r, row, 1);
     }

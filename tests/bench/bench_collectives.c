@@ -89,7 +89,7 @@ static double play(bench *b, sheaf_comm_op *const *op, int64_t row, int64_t rows
         for (int k = 0; k < b->n; k++) plain[k] = sheaf_comm_staging(b->comm, k, 0);
     }
     must(sheaf_world_barrier(b->world));
-    int64_t start = meet_now_ns();
+    int64_t start = sheaf_now_ns();
     for (int t = 0; t < OPS; t++) {
         for (int k = 0; k < b->n; k++) {
             double *in = staged ? sheaf_comm_staging(b->comm, k, t & 1) : plain[k];
@@ -100,7 +100,7 @@ static double play(bench *b, sheaf_comm_op *const *op, int64_t row, int64_t rows
         }
     }
     for (int k = 0; k < b->n; k++) must(sheaf_queue_synchronize(b->backend[k]->queue));
-    return (double)(meet_now_ns() - start) / 1000 / OPS;
+    return (double)(sheaf_now_ns() - start) / 1000 / OPS;
 }
 
 static void check(const bench *b, int64_t count) {
@@ -151,13 +151,13 @@ static void bench_engine(bench *b, const char *pin, int64_t row, int64_t rows) {
 #ifdef BENCH_WITH_MPI
 static double play_native(bench *b, double *in, double *out, int64_t count, bool sum, int round) {
     must(sheaf_world_barrier(b->world));
-    int64_t start = meet_now_ns();
+    int64_t start = sheaf_now_ns();
     for (int t = 0; t < OPS; t++) {
         writer w = {in, count, round + t};
         rewrite(&w, 0, 1);
         if (sum) MPI_Allreduce(in, out, (int)count, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     }
-    return (double)(meet_now_ns() - start) / 1000 / OPS;
+    return (double)(sheaf_now_ns() - start) / 1000 / OPS;
 }
 
 /* MPI's own, called by the main thread as a program of one thread a rank would. */

@@ -232,12 +232,12 @@ static void scene_barrier(job *j) {
     int late = 50000;
     CHECK(!sheaf_comm_compile(j->p.comm, &(sheaf_comm_desc){.kind = SHEAF_COMM_BARRIER}, &op), "%s", sheaf_error());
     CHECK(!sheaf_world_barrier(j->p.world), "%s", sheaf_error());
-    int64_t start = meet_now_ns();
+    int64_t start = sheaf_now_ns();
     if (rank == 1) sheaf_queue_call(j->p.queue[0], late_call, &late);
     CHECK(!party_post(&j->p, op, none, 0), "%s", sheaf_error());
     CHECK(!party_wait(&j->p, NULL, NULL), "%s", sheaf_error());
-    CHECK(meet_now_ns() - start > 30000000, "passed %ld us before the late one came",
-          (long)(meet_now_ns() - start) / 1000);
+    CHECK(sheaf_now_ns() - start > 30000000, "passed %ld us before the late one came",
+          (long)(sheaf_now_ns() - start) / 1000);
 }
 
 /* --- faults: after each, a reset and a sum that works again ------------------------------------------ */
@@ -277,9 +277,9 @@ static void scene_stuck(job *j) {
     gate shut = {0};
     j->p.comm->timeout_ns = 400000000;
     if (rank == 1) sheaf_queue_call(j->p.queue[0], gate_call, &shut);
-    int64_t start = meet_now_ns();
+    int64_t start = sheaf_now_ns();
     sheaf_status s = sum_once(j, text, each, rank == 1 ? &shut : NULL);
-    int64_t ms = (meet_now_ns() - start) / 1000000;
+    int64_t ms = (sheaf_now_ns() - start) / 1000000;
     CHECK(s == SHEAF_E_TIMEOUT || s == SHEAF_E_PEER, "%s: %s", sheaf_status_name(s), text[0]);
     CHECK(ms < 5000, "%ld ms", (long)ms);
     if (rank != 1) CHECK(strstr(text[0], "rank 1"), "%s", text[0]);
@@ -290,9 +290,9 @@ static void scene_fails(job *j) {
     char text[PARTY_MAX][256];
     sheaf_status each[PARTY_MAX];
     if (rank == 1) sheaf_queue_call(j->p.queue[0], failing_call, NULL);
-    int64_t start = meet_now_ns();
+    int64_t start = sheaf_now_ns();
     sheaf_status s = sum_once(j, text, each, NULL);
-    int64_t ms = (meet_now_ns() - start) / 1000000;
+    int64_t ms = (sheaf_now_ns() - start) / 1000000;
     CHECK(s != SHEAF_OK && ms < 5000, "%s after %ld ms", sheaf_status_name(s), (long)ms);
     if (rank != 1) {
         CHECK(each[0] == SHEAF_E_PEER, "%s", sheaf_status_name(each[0]));

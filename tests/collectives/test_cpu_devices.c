@@ -166,12 +166,12 @@ Test(cpu_devices, a_failed_device_is_named_by_the_others, .timeout = 60) {
     }
     cr_assert_eq(sheaf_comm_post(h.op[0], 0, h.backend[0]->queue, &a[0]), SHEAF_OK);
     sheaf_queue_call(h.backend[1]->queue, break_down, NULL);
-    int64_t start = meet_now_ns();
+    int64_t start = sheaf_now_ns();
     for (int k = 0; k < 2; k++) {
         got[k] = sheaf_queue_synchronize(h.backend[k]->queue);
         snprintf(text[k], sizeof text[k], "%s", sheaf_error());
     }
-    int64_t ms = (meet_now_ns() - start) / 1000000;
+    int64_t ms = (sheaf_now_ns() - start) / 1000000;
     cr_assert(ms < 10000, "%ld ms", (long)ms);
     cr_assert(got[0] == SHEAF_E_PEER && strstr(text[0], "kernel 3 (mul_mat): pretended") && strstr(text[0], "device 1"),
               "%s: %s", sheaf_status_name(got[0]), text[0]);

@@ -49,7 +49,7 @@ static void expect_sum(scene *s, const char *when) {
     }
 }
 
-static int64_t since_ms(int64_t start) { return (meet_now_ns() - start) / 1000000; }
+static int64_t since_ms(int64_t start) { return (sheaf_now_ns() - start) / 1000000; }
 
 static const char *const engines_here[] = {"shm", "peer", "ring"};
 
@@ -71,7 +71,7 @@ Test(faults, a_stuck_member_is_named_by_all_in_bounded_time, .timeout = 60) {
         gate shut = {0};
         sheaf_queue_call(s->p.queue[2], gate_call, &shut);
         cr_assert_eq(party_post(&s->p, s->op, s->args, 0), SHEAF_OK);
-        int64_t start = meet_now_ns();
+        int64_t start = sheaf_now_ns();
         sheaf_status first = sheaf_queue_synchronize(s->p.queue[0]);
         int64_t took = since_ms(start);
         cr_assert_eq(first, SHEAF_E_TIMEOUT, "%s", sheaf_status_name(first));
@@ -95,7 +95,7 @@ Test(faults, a_failed_queue_fails_its_peers_at_once_by_name, .timeout = 60) {
         scene *s = scene_open(3, 2, engines_here[g], 30000);
         sheaf_queue_call(s->p.queue[1], failing_call, NULL);
         sheaf_status posted = party_post(&s->p, s->op, s->args, 0);
-        int64_t start = meet_now_ns();
+        int64_t start = sheaf_now_ns();
         party_wait(&s->p, s->each, s->text);
         cr_assert(since_ms(start) < 5000, "took %ld ms", (long)since_ms(start));
         cr_assert_eq(s->each[1], SHEAF_E_DEVICE, "%s", sheaf_status_name(s->each[1]));

@@ -53,7 +53,7 @@ Test(usage, settings_are_listed_with_value_and_default, .timeout = 60) {
     expect_code(o, 0);
     expect_has(o, o.out, "SHEAF_CPU_LEVEL");
     expect_has(o, o.out, "SHEAF_COMM_TIMEOUT_MS");
-    expect_has(o, o.out, "default: 50, now: 77");
+    expect_has(o, o.out, "default: 2000, now: 77");
     outcome_free(&o);
 }
 
