@@ -2,8 +2,6 @@
  * sleep on the epoch: announce, look at the count, sleep; tensor/wait.h says why nobody is missed. */
 #include "collectives/meet.h"
 
-enum { LOOKS_A_CLOCK = 64 };
-
 void meet_wake(meet *m) { sheaf_word_nudge(&m->epoch); }
 
 bool meet_arrive(meet *m, uint64_t target) {
@@ -22,19 +20,6 @@ void meet_break(meet *m) {
 
 void meet_reset(meet *m) { atomic_store(&m->count, 0); }
 
-static meet_state spin(meet *m, uint64_t target, int64_t spin_ns) {
-    int64_t until = 0;
-    meet_state s = MEET_WAITING;
-    for (unsigned i = 1; (s = meet_look(m, target)) == MEET_WAITING; i++) {
-        sheaf_relax();
-        if (i % LOOKS_A_CLOCK) continue; /* the clock costs more than the look */
-        int64_t now = sheaf_now_ns();
-        if (!until) until = now + spin_ns;
-        if (now >= until) break;
-    }
-    return s;
-}
-
 static meet_state sleep_once(meet *m, uint64_t target, int64_t ns) {
     unsigned epoch = sheaf_word_get(&m->epoch);
     bool announced = sheaf_word_announce(&m->epoch, epoch);
@@ -44,13 +29,17 @@ static meet_state sleep_once(meet *m, uint64_t target, int64_t ns) {
 }
 
 meet_state meet_wait(meet *m, uint64_t target, const meet_pace *pace, int64_t timeout_ns) {
-    meet_state s = meet_look(m, target);
-    if (s == MEET_WAITING && pace->spin_ns > 0) s = spin(m, target, pace->spin_ns);
-    int64_t until = s == MEET_WAITING ? sheaf_now_ns() + timeout_ns : 0;
+    sheaf_spin spin = sheaf_spin_new(pace->spin_ns);
+    meet_state s;
+    do {
+        if ((s = meet_look(m, target)) != MEET_WAITING) return s;
+    } while (sheaf_spin_more(&spin));
+    int64_t until = sheaf_now_ns() + timeout_ns;
     while (s == MEET_WAITING) {
         int64_t left = until - sheaf_now_ns();
         if (left <= 0) return MEET_LATE;
         s = sleep_once(m, target, left);
     }
+    sheaf_spin_slept(&spin);
     return s;
 }

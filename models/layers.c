@@ -4,6 +4,7 @@
  * Node names follow llama.cpp's ("Qcur-3", "kqv_out-3", "l_out-3"), so that dumps of both can be compared.
  * Nothing is checked here: a constructor that fails leaves NULL behind and its error in the arena. */
 #include "models/model_internal.h"
+#include "tensor/settings.h"
 
 sheaf_tensor *layer_weight(const graph_build *b, int il, model_weight w) {
     const sheaf_model *m = b->model;
@@ -13,7 +14,7 @@ sheaf_tensor *layer_weight(const graph_build *b, int il, model_weight w) {
 static int32_t segment_of(const graph_build *b, int il, model_weight w) {
     const sheaf_model *m = b->model;
     int32_t i = il < 0 ? m->global[w] : m->layer[il * W_COUNT + (int)w];
-    return i < 0 ? 0 : m->placement[i].segment;
+    return i < 0 || !sheaf_settings()->same_bits ? 0 : m->placement[i].segment;
 }
 
 void layer_emit(graph_build *b, sheaf_tensor *t) {

@@ -18,6 +18,8 @@ extern "C" {
       "force a CPU kernel level: portable, avx2, avx512 (error if the machine lacks it)")                              \
     X(spin_us, "SHEAF_SPIN_US", INT, "2000", 0, 1000000,                                                               \
       "microseconds a thread spins in a computation before it sleeps")                                                 \
+    X(same_bits, "SHEAF_SAME_BITS", INT, "1", 0, 1,                                                                    \
+      "1: the same bits on any number of CPU devices; 0: plain sums, faster by what docs/performance.md says")         \
     X(sched_debug, "SHEAF_SCHED_DEBUG", INT, "0", 0, 2, "1: print splits, 2: print every node with its cause")         \
     X(sched_debug_realloc, "SHEAF_SCHED_DEBUG_REALLOC", INT, "0", 0, 2,                                                \
       "1: an unexplained reallocation is an error; 2: any is")                                                         \

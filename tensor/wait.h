@@ -6,6 +6,10 @@
  * cores that builds kept busy, 5 threads met in 0.1 to 0.25 ms so; with four yields before the sleep
  * the same benchmark did not end within a minute.
  *
+ * How long a thread really spins it learns. Where other programs want the same cores, whoever is waited for may not run
+ * for milliseconds, and spinning only takes the core from somebody. So after a wait that ended in sleep a thread looks
+ * at how long it was: had spin_ns been enough, its patience doubles (up to spin_ns), else it halves.
+ *
  * A word carries a flag beside its value: "somebody sleeps on this very value". Both change in one atomic
  * step, so a waker makes a system call only if somebody slept, and only the first change after that does,
  * however long the woken thread takes to run. (A flag in a variable of its own is not enough: a late waker of the
@@ -19,6 +23,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
+
+/* One wait of a thread, from when it began to look. Zero: none yet. */
+typedef struct sheaf_spin {
+    int64_t most; /* spin_ns */
+    int64_t began, until;
+    unsigned looks;
+} sheaf_spin;
+
+/* A wait that may spin for `spin_ns` at most. */
+static inline sheaf_spin sheaf_spin_new(int64_t spin_ns) { return (sheaf_spin){.most = spin_ns}; }
+/* After a look in vain: pauses; false when it is time to sleep. */
+bool sheaf_spin_more(sheaf_spin *s);
+/* The wait is over, after a sleep: this thread learns from it. */
+void sheaf_spin_slept(const sheaf_spin *s);
 
 /* A counter that others wait for. All zeros is a word of value 0. */
 typedef struct sheaf_word {
@@ -68,5 +86,7 @@ void sheaf_word_nudge(sheaf_word *w);
 
 /* Returns when the value is no longer `old`; what was written before the change is then visible. */
 void sheaf_word_wait(sheaf_word *w, unsigned old, int64_t spin_ns);
+/* The same for who has nothing to do: how long that takes says nothing about the machine, so nothing is learnt. */
+void sheaf_word_idle(sheaf_word *w, unsigned old, int64_t spin_ns);
 
 #endif

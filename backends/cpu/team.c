@@ -46,7 +46,7 @@ static void *worker_main(void *arg) {
     if (w->place.bind) cpu_bind_thread(w->place.topology, w->place.core0, w->place.n_cores, t->n_threads, w->index);
     for (unsigned next = 0;; next++) {
         int64_t spin = atomic_load_explicit(&t->spin_ns, memory_order_relaxed);
-        sheaf_word_wait(&t->head, next, spin < IDLE_SPIN_NS ? spin : IDLE_SPIN_NS);
+        sheaf_word_idle(&t->head, next, spin < IDLE_SPIN_NS ? spin : IDLE_SPIN_NS);
         const cpu_command *c = &t->ring[next % CPU_RING];
         bool quit = c->kind == CPU_CMD_QUIT; /* read before the barrier: after it the slot may be reused */
         cpu_command_execute(t, c, next, w->index);

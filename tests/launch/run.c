@@ -292,6 +292,26 @@ Test(run, many_devices_give_the_same_tokens_and_hash, .timeout = 120) {
     free(hash);
 }
 
+/* The mode without: plain sums. The text stays; that the bits go shows that the switch switches. */
+Test(run, the_same_bits_can_be_given_up, .timeout = 120) {
+    static const char *const lists[] = {"cpu", "cpu/3"};
+    how plain_sums = {.env = {"SHEAF_SAME_BITS=0"}};
+    for (int i = 0; i < 2; i++) {
+        outcome exact = sheaf(GREEDY "-n 8 -p 'Once upon a time' --json --devices %s", lists[i]);
+        outcome plain = sheaf_how(&plain_sums, GREEDY "-n 8 -p 'Once upon a time' --json --devices %s", lists[i]);
+        cJSON *a = expect_json(&exact), *b = expect_json(&plain);
+        expect_text(expect_key(&plain, b, "text", cJSON_String)->valuestring,
+                    expect_key(&exact, a, "text", cJSON_String)->valuestring);
+        cr_expect_str_neq(expect_key(&plain, b, "logits_hash", cJSON_String)->valuestring,
+                          expect_key(&exact, a, "logits_hash", cJSON_String)->valuestring,
+                          "%s: SHEAF_SAME_BITS=0 changed nothing", lists[i]);
+        cJSON_Delete(a);
+        cJSON_Delete(b);
+        outcome_free(&exact);
+        outcome_free(&plain);
+    }
+}
+
 /* --- looking inside --- */
 
 Test(run, dumped_tensors_go_to_standard_error, .timeout = 60) {
