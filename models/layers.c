@@ -1,5 +1,5 @@
 /* Layers that families share: lookups of weights, matmuls with their bias and summing order, attention
- * over the cache, the gated feed-forward.
+ * over the cache, the gated feed-forward, and the stack of layers that most families are made of.
  *
  * Node names follow llama.cpp's ("Qcur-3", "kqv_out-3", "l_out-3"), so that dumps of both can be compared.
  * Nothing is checked here: a constructor that fails leaves NULL behind and its error in the arena. */
@@ -51,9 +51,16 @@ sheaf_tensor *layer_select(graph_build *b, sheaf_tensor *x) {
     return b->in.outputs ? sheaf_get_rows(b->arena, x, b->in.outputs) : x;
 }
 
-/* Heads of one projection: {head * n, n_tokens} -> {head, n, n_tokens}, rotated by position. */
-static sheaf_tensor *rotated(graph_build *b, sheaf_tensor *t, int32_t n_head) {
+sheaf_tensor *layer_rms_norm(graph_build *b, int il, sheaf_tensor *x, model_weight w, const char *name) {
+    sheaf_tensor *weight = layer_weight(b, il, w);
+    return weight ? layer_named(sheaf_rms_norm(b->arena, x, weight, b->hp->rms_eps), name, il) : x;
+}
+
+/* Heads of one projection: {head * n, n_tokens} -> {head, n, n_tokens}, normed if the model norms heads, rotated by
+ * position. */
+static sheaf_tensor *rotated(graph_build *b, int il, sheaf_tensor *t, int32_t n_head, model_weight norm) {
     t = sheaf_reshape_3d(b->arena, t, b->hp->head_k, n_head, b->key.n_tokens);
+    t = layer_rms_norm(b, il, t, norm, norm == W_ATTN_Q_NORM ? "Qcur_normed" : "Kcur_normed");
     return sheaf_rope(b->arena, t, b->in.positions, layer_weight(b, -1, W_ROPE_FREQS), &b->hp->rope);
 }
 
@@ -82,8 +89,8 @@ sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool sele
     layer_emit(b, q);
     layer_emit(b, k);
     layer_emit(b, v);
-    q = layer_named(rotated(b, add_bias(b, il, W_ATTN_Q_BIAS, q), h->n_head), "Qcur", il);
-    k = layer_named(rotated(b, add_bias(b, il, W_ATTN_K_BIAS, k), h->n_head_kv), "Kcur", il);
+    q = layer_named(rotated(b, il, add_bias(b, il, W_ATTN_Q_BIAS, q), h->n_head, W_ATTN_Q_NORM), "Qcur", il);
+    k = layer_named(rotated(b, il, add_bias(b, il, W_ATTN_K_BIAS, k), h->n_head_kv, W_ATTN_K_NORM), "Kcur", il);
     v = layer_named(add_bias(b, il, W_ATTN_V_BIAS, v), "Vcur", il);
     layer_emit(b, q);
     sheaf_tensor *keys = cached(b, b->cache_k[il], k, h->head_k);
@@ -97,12 +104,32 @@ sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool sele
     return layer_named(layer_matmul(b, il, W_ATTN_OUT, W_ATTN_OUT_BIAS, y), "attn_out", il);
 }
 
-sheaf_tensor *layer_ffn_swiglu(graph_build *b, int il, sheaf_tensor *x) {
+sheaf_tensor *layer_ffn_gated(graph_build *b, int il, sheaf_tensor *x, sheaf_glu kind) {
     sheaf_tensor *gate = matmul(b, il, W_FFN_GATE, x), *up = matmul(b, il, W_FFN_UP, x);
     layer_emit(b, gate);
     layer_emit(b, up);
     gate = add_bias(b, il, W_FFN_GATE_BIAS, gate);
     up = add_bias(b, il, W_FFN_UP_BIAS, up);
-    sheaf_tensor *y = sheaf_glu_op(b->arena, gate, up, SHEAF_GLU_SWIGLU);
+    sheaf_tensor *y = sheaf_glu_op(b->arena, gate, up, kind);
     return layer_named(layer_matmul(b, il, W_FFN_DOWN, W_FFN_DOWN_BIAS, y), "ffn_out", il);
+}
+
+static sheaf_tensor *decoder_layer(graph_build *b, int il, sheaf_tensor *x, sheaf_glu kind) {
+    bool last = il == b->hp->n_layer - 1;
+    sheaf_tensor *y = layer_attention(b, il, layer_rms_norm(b, il, x, W_ATTN_NORM, "attn_norm"), last);
+    if (last) x = layer_select(b, x);
+    x = layer_named(sheaf_add(b->arena, y, x), "ffn_inp", il);
+    y = layer_ffn_gated(b, il, layer_rms_norm(b, il, x, W_FFN_NORM, "ffn_norm"), kind);
+    return layer_named(sheaf_add(b->arena, y, x), "l_out", il);
+}
+
+static void logits(graph_build *b, sheaf_tensor *x) {
+    b->logits = layer_matmul(b, -1, b->hp->tied ? W_TOKEN_EMBD : W_OUTPUT, W_OUTPUT_BIAS, x);
+    layer_named(b->logits, "result_output", -1);
+}
+
+void layer_decoder(graph_build *b, sheaf_glu kind) {
+    sheaf_tensor *x = layer_embed(b);
+    for (int il = 0; il < b->hp->n_layer; il++) x = decoder_layer(b, il, x, kind);
+    logits(b, layer_rms_norm(b, -1, x, W_OUTPUT_NORM, "result_norm"));
 }

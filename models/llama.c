@@ -1,10 +1,5 @@
 /* The llama family: Llama 1 to 3, Mistral, SmolLM, TinyLlama and what is shaped like them.
- *
- *     x = embed(tokens)
- *     each layer:  x += attention(rms_norm(x));  x += down(silu(gate(n)) * up(n)), n = rms_norm(x)
- *     logits = output(rms_norm(x)), of the wanted tokens only; output is the embedding where the file has none
- *
- * Of the last layer only the wanted tokens go beyond attention. */
+ * The layers are the common ones (layer_decoder), with a bias wherever the file has one. */
 #include "models/model_internal.h"
 
 static const weight_row rows[] = {
@@ -30,25 +25,6 @@ static const weight_row rows[] = {
     {W_FFN_DOWN_BIAS, {DIM_EMBD}, NEED_OPTIONAL, true},
 };
 
-static sheaf_tensor *norm(graph_build *b, sheaf_tensor *x, model_weight w, const char *name, int il) {
-    return layer_named(sheaf_rms_norm(b->arena, x, layer_weight(b, il, w), b->hp->rms_eps), name, il);
-}
-
-static sheaf_tensor *layer(graph_build *b, int il, sheaf_tensor *x) {
-    bool last = il == b->hp->n_layer - 1;
-    sheaf_tensor *y = layer_attention(b, il, norm(b, x, W_ATTN_NORM, "attn_norm", il), last);
-    if (last) x = layer_select(b, x);
-    x = layer_named(sheaf_add(b->arena, y, x), "ffn_inp", il);
-    y = layer_ffn_swiglu(b, il, norm(b, x, W_FFN_NORM, "ffn_norm", il));
-    return layer_named(sheaf_add(b->arena, y, x), "l_out", il);
-}
-
-static void build(graph_build *b) {
-    sheaf_tensor *x = layer_embed(b);
-    for (int il = 0; il < b->hp->n_layer; il++) x = layer(b, il, x);
-    x = norm(b, x, W_OUTPUT_NORM, "result_norm", -1);
-    b->logits = layer_matmul(b, -1, b->hp->tied ? W_TOKEN_EMBD : W_OUTPUT, W_COUNT, x);
-    layer_named(b->logits, "result_output", -1);
-}
+static void build(graph_build *b) { layer_decoder(b, SHEAF_GLU_SWIGLU); }
 
 const model_arch model_llama = {"llama", SHEAF_ROPE_NORM, rows, (int)(sizeof rows / sizeof *rows), build};

@@ -6,7 +6,8 @@
  *   place.c         split table -> a layout for each tensor; the device that all of it lives on
  *   loader.c        bytes of the file -> weights on their devices
  *   model.c         the journey of a load, top to bottom
- *   layers.c        layers that families share; llama.c: one family's graph
+ *   layers.c        layers that families share
+ *   llama.c ...     one family each: its weights and what differs in its graph
  *   kv_cache.c      cells (who holds which position) and the tensors behind them
  *   graph_inputs.c  what a graph is fed with: tokens, positions, mask, ids
  *   context.c       decode: micro-batches, graph reuse, logits
@@ -33,8 +34,11 @@
     X(TOKEN_EMBD, "token_embd.weight")                                                                                 \
     X(OUTPUT_NORM, "output_norm.weight")                                                                               \
     X(OUTPUT, "output.weight")                                                                                         \
+    X(OUTPUT_BIAS, "output.bias")                                                                                      \
     X(ROPE_FREQS, "rope_freqs.weight")                                                                                 \
     X(ATTN_NORM, "blk.%d.attn_norm.weight")                                                                            \
+    X(ATTN_Q_NORM, "blk.%d.attn_q_norm.weight")                                                                        \
+    X(ATTN_K_NORM, "blk.%d.attn_k_norm.weight")                                                                        \
     X(ATTN_Q, "blk.%d.attn_q.weight")                                                                                  \
     X(ATTN_Q_BIAS, "blk.%d.attn_q.bias")                                                                               \
     X(ATTN_K, "blk.%d.attn_k.weight")                                                                                  \
@@ -71,6 +75,7 @@ typedef enum model_dim {
     DIM_K,
     DIM_V,
     DIM_ATTN,
+    DIM_HEAD_K,
     DIM_ROPE_PAIRS
 } model_dim;
 
@@ -98,7 +103,7 @@ typedef struct model_arch {
 
 /* NULL with SHEAF_E_UNSUPPORTED and the known names when there is none. */
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out);
-extern const model_arch model_llama;
+extern const model_arch model_llama, model_qwen2, model_qwen3;
 
 /* --- model -------------------------------------------------------------------------------------------- */
 
@@ -188,7 +193,7 @@ struct graph_build {
 /* Makes the input leafs of a graph. */
 void graph_inputs_make(graph_build *b);
 
-/* Shared layers. A weight that is absent (NULL) is left out where the format allows it. `il` is the layer. */
+/* Shared layers. A weight that is absent (NULL) is left out where the format allows it. `il` is the layer, -1: none. */
 sheaf_tensor *layer_weight(const graph_build *b, int il, model_weight w);
 /* Puts a node (and what it needs) next in execution order: neighbours that run together stand together. */
 void layer_emit(graph_build *b, sheaf_tensor *t);
@@ -199,7 +204,17 @@ sheaf_tensor *layer_embed(graph_build *b);
 /* Attention over the cache, queries through the output projection; x is the normed input {n_embd, n_tokens}.
  * `select`: only the wanted tokens' results are projected. */
 sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool select);
-sheaf_tensor *layer_ffn_swiglu(graph_build *b, int il, sheaf_tensor *x);
+sheaf_tensor *layer_ffn_gated(graph_build *b, int il, sheaf_tensor *x, sheaf_glu kind);
+/* x / rms(x) * weight; x itself where the model has no such weight. */
+sheaf_tensor *layer_rms_norm(graph_build *b, int il, sheaf_tensor *x, model_weight w, const char *name);
+/* The residual layers that most families are made of, and everything around them, down to the logits:
+ *
+ *     x = embed(tokens)
+ *     each layer:  x += attention(norm(x));  x += down(act(gate(n)) * up(n)), n = norm(x)
+ *     logits = output(norm(x)), of the wanted tokens only; output is the embedding where the file has none
+ *
+ * Of the last layer only the wanted tokens go beyond attention. Norms that a family does not have are left out. */
+void layer_decoder(graph_build *b, sheaf_glu kind);
 /* The wanted tokens' columns of x {n, n_tokens}; x itself when all are wanted. */
 sheaf_tensor *layer_select(graph_build *b, sheaf_tensor *x);
 

@@ -25,6 +25,7 @@ static int64_t length_of(const sheaf_hparams *h, model_dim d) {
     case DIM_K: return (int64_t)h->n_head_kv * h->head_k;
     case DIM_V: return (int64_t)h->n_head_kv * h->head_v;
     case DIM_ATTN: return (int64_t)h->n_head * h->head_v;
+    case DIM_HEAD_K: return h->head_k;
     case DIM_ROPE_PAIRS: return h->rope.rope.n_dims / 2;
     case DIM_NONE: break;
     }

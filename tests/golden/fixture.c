@@ -45,7 +45,7 @@ typedef struct tensor {
     const block_type *type;
     uint64_t cols, rows; /* rows 0: a vector */
     int e;               /* spread 2^-e */
-    enum { MATRIX, NORM, BIAS, FACTORS } kind;
+    enum { MATRIX, NORM, BIAS, FACTORS, LONG_FACTORS, SHORT_FACTORS } kind;
 } tensor;
 
 /* ------------------------------------------------------------------------------- numbers */
@@ -189,28 +189,92 @@ static void vocabulary(writer *w, int n) {
     put_int(w, 0, 1);
 }
 
+/* ------------------------------------------------------------------------------- families */
+
+/* Which tensors a family has, and what its metadata says beyond the shapes. */
+typedef struct family {
+    const char *name;                     /* general.architecture */
+    enum { BEFORE = 1, AFTER = 2 } norms; /* of attention and feed-forward */
+    enum { NO_QK_NORM, QK_NORM_HEAD, QK_NORM_ROW } qk_norm;
+    enum { BIAS_QKV, BIAS_ALL } biases; /* where cases.txt asks for some */
+    int fused_qkv, fused_up;            /* attn_qkv; ffn_up holds gate and up */
+    int plain_ff;                       /* no gate */
+    int layer_norm;                     /* norms subtract the mean and have a bias; positions are learned */
+    int window;                         /* positions of a sliding window, 0: none */
+    float attn_cap, logit_cap;
+    float freq_base;
+} family;
+
+static const family families[] = {
+    {"llama", BEFORE, NO_QK_NORM, BIAS_ALL, .freq_base = 1e4f},
+    {"qwen2", BEFORE, NO_QK_NORM, BIAS_QKV, .freq_base = 1e6f},
+    {"qwen3", BEFORE, QK_NORM_HEAD, BIAS_QKV, .freq_base = 1e6f},
+    {"gemma2", BEFORE | AFTER, NO_QK_NORM, BIAS_QKV, .window = 9, .attn_cap = 5, .logit_cap = 30, .freq_base = 1e4f},
+    {"gemma3", BEFORE | AFTER, QK_NORM_HEAD, BIAS_QKV, .window = 9, .freq_base = 1e6f},
+    {"olmo2", AFTER, QK_NORM_ROW, BIAS_QKV, .freq_base = 5e5f},
+    {"phi3", BEFORE, NO_QK_NORM, BIAS_QKV, .fused_qkv = 1, .fused_up = 1, .window = 20, .freq_base = 1e4f},
+    {"gpt2", BEFORE, NO_QK_NORM, BIAS_ALL, .fused_qkv = 1, .plain_ff = 1, .layer_norm = 1},
+};
+
+static const family *family_named(const char *name) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (!strcmp(families[i].name, name)) return &families[i];
+    return NULL;
+}
+
 /* ------------------------------------------------------------------------------- the model */
 
-static void metadata(writer *w, const fixture_case *c) {
-    kv_text(w, "general.architecture", "llama");
-    kv_text(w, "general.name", c->name);
-    kv_u32(w, "llama.vocab_size", c->vocab);
-    kv_u32(w, "llama.context_length", CONTEXT);
-    kv_u32(w, "llama.embedding_length", c->width);
-    kv_u32(w, "llama.block_count", c->layers);
-    kv_u32(w, "llama.feed_forward_length", c->feed_forward);
-    kv_u32(w, "llama.attention.head_count", c->heads);
-    kv_u32(w, "llama.attention.head_count_kv", c->kv_heads);
-    kv_u32(w, "llama.attention.key_length", c->head_size);
-    kv_u32(w, "llama.attention.value_length", c->head_size);
-    kv_u32(w, "llama.rope.dimension_count", c->head_size);
-    kv_f32(w, "llama.rope.freq_base", 10000.0f);
-    kv_f32(w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+/* What the next keys begin with. */
+static const char *prefixed(const fixture_case *c, const char *suffix) {
+    static char text[96];
+    snprintf(text, sizeof text, "%s.%s", c->family, suffix);
+    return text;
+}
+
+static void family_u32(writer *w, const fixture_case *c, const char *suffix, int v) {
+    kv_u32(w, prefixed(c, suffix), v);
+}
+
+static void family_f32(writer *w, const fixture_case *c, const char *suffix, float v) {
+    kv_f32(w, prefixed(c, suffix), v);
+}
+
+/* LongRoPE: the context the model was first trained for. Short factors serve up to it, long ones beyond. */
+static int long_rope_context(const fixture_case *c) { return strcmp(c->rope, "long") ? 128 : 16; }
+
+static void positions(writer *w, const fixture_case *c, const family *f) {
+    family_u32(w, c, "rope.dimension_count", c->head_size);
+    family_f32(w, c, "rope.freq_base", f->freq_base);
     if (!strcmp(c->rope, "linear") || !strcmp(c->rope, "yarn")) {
-        kv_text(w, "llama.rope.scaling.type", c->rope);
-        kv_f32(w, "llama.rope.scaling.factor", 4.0f);
-        kv_u32(w, "llama.rope.scaling.original_context_length", 64);
+        kv_text(w, prefixed(c, "rope.scaling.type"), c->rope);
+        family_f32(w, c, "rope.scaling.factor", 4.0f);
+        family_u32(w, c, "rope.scaling.original_context_length", 64);
     }
+    if (!strcmp(c->rope, "short") || !strcmp(c->rope, "long")) {
+        double context = long_rope_context(c);
+        family_u32(w, c, "rope.scaling.original_context_length", (int)context);
+        family_f32(w, c, "rope.scaling.attn_factor", (float)sqrt(1 + log(CONTEXT / context) / log(context)));
+    }
+}
+
+static void metadata(writer *w, const fixture_case *c) {
+    const family *f = family_named(c->family);
+    kv_text(w, "general.architecture", c->family);
+    kv_text(w, "general.name", c->name);
+    family_u32(w, c, "vocab_size", c->vocab);
+    family_u32(w, c, "context_length", CONTEXT);
+    family_u32(w, c, "embedding_length", c->width);
+    family_u32(w, c, "block_count", c->layers);
+    family_u32(w, c, "feed_forward_length", c->feed_forward);
+    family_u32(w, c, "attention.head_count", c->heads);
+    family_u32(w, c, "attention.head_count_kv", c->kv_heads);
+    family_u32(w, c, "attention.key_length", c->head_size);
+    family_u32(w, c, "attention.value_length", c->head_size);
+    family_f32(w, c, f->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", 1e-5f);
+    if (f->window) family_u32(w, c, "attention.sliding_window", f->window);
+    if (f->attn_cap > 0) family_f32(w, c, "attn_logit_softcapping", f->attn_cap);
+    if (f->logit_cap > 0) family_f32(w, c, "final_logit_softcapping", f->logit_cap);
+    if (!f->layer_norm) positions(w, c, f);
     vocabulary(w, c->vocab);
 }
 
@@ -229,33 +293,62 @@ static tensor *add(tensor *t, int kind, int layer, const char *name, int cols, i
     return t;
 }
 
+/* A norm's weight, and its bias if the family has one. */
+static tensor *add_norm(const family *f, tensor *t, int layer, const char *name, int length) {
+    char full[48];
+    snprintf(full, sizeof full, "%s.weight", name);
+    add(t++, NORM, layer, full, length, 0);
+    if (!f->layer_norm) return t;
+    snprintf(full, sizeof full, "%s.bias", name);
+    add(t++, BIAS, layer, full, length, 0);
+    return t;
+}
+
+static tensor *layer_norms(const fixture_case *c, const family *f, int layer, tensor *t) {
+    int whole = f->qk_norm == QK_NORM_ROW;
+    if (f->norms & BEFORE) {
+        t = add_norm(f, t, layer, "attn_norm", c->width);
+        t = add_norm(f, t, layer, "ffn_norm", c->width);
+    }
+    if (f->norms & AFTER) {
+        t = add_norm(f, t, layer, "post_attention_norm", c->width);
+        t = add_norm(f, t, layer, "post_ffw_norm", c->width);
+    }
+    if (f->qk_norm == NO_QK_NORM) return t;
+    t = add_norm(f, t, layer, "attn_q_norm", c->head_size * (whole ? c->heads : 1));
+    return add_norm(f, t, layer, "attn_k_norm", c->head_size * (whole ? c->kv_heads : 1));
+}
+
 /* Lists the tensors of a layer from t on; returns the end. */
 static tensor *layer_tensors(const fixture_case *c, int layer, tensor *t) {
+    const family *f = family_named(c->family);
     const block_type *main_type = type_named(c->type);
     const block_type *alt = strcmp(c->alt, "-") ? type_named(c->alt) : main_type;
-    int q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
+    int q = c->heads * c->head_size, kv = c->kv_heads * c->head_size, ff = c->feed_forward;
+    int apart = !f->fused_qkv;
     const struct {
         const char *name;
-        int cols, rows;
+        int there, cols, rows, of_qkv;
         const block_type *type;
     } matrices[] = {
-        {"attn_q", c->width, q, main_type},
-        {"attn_k", c->width, kv, main_type},
-        {"attn_v", c->width, kv, alt},
-        {"attn_output", q, c->width, main_type},
-        {"ffn_gate", c->width, c->feed_forward, main_type},
-        {"ffn_up", c->width, c->feed_forward, main_type},
-        {"ffn_down", c->feed_forward, c->width, alt},
+        {"attn_qkv", !apart, c->width, q + 2 * kv, 1, main_type},
+        {"attn_q", apart, c->width, q, 1, main_type},
+        {"attn_k", apart, c->width, kv, 1, main_type},
+        {"attn_v", apart, c->width, kv, 1, alt},
+        {"attn_output", 1, q, c->width, 0, main_type},
+        {"ffn_gate", !f->fused_up && !f->plain_ff, c->width, ff, 0, main_type},
+        {"ffn_up", 1, c->width, f->fused_up ? 2 * ff : ff, 0, main_type},
+        {"ffn_down", 1, ff, c->width, 0, alt},
     };
     char name[32];
-    add(t++, NORM, layer, "attn_norm.weight", c->width, 0);
-    add(t++, NORM, layer, "ffn_norm.weight", c->width, 0);
+    t = layer_norms(c, f, layer, t);
     for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
+        if (!matrices[i].there) continue;
         snprintf(name, sizeof name, "%s.weight", matrices[i].name);
         add(t, MATRIX, layer, name, matrices[i].cols, matrices[i].rows);
         t->type = matrices[i].type;
         t++->e = spread_for(matrices[i].cols);
-        if (!c->bias) continue;
+        if (!c->bias || (f->biases == BIAS_QKV && !matrices[i].of_qkv)) continue;
         snprintf(name, sizeof name, "%s.bias", matrices[i].name);
         add(t++, BIAS, layer, name, matrices[i].rows, 0);
     }
@@ -266,13 +359,20 @@ static tensor *layer_tensors(const fixture_case *c, int layer, tensor *t) {
  * stands clear of the second and greedy text is the same under any order of addition. */
 static int all_tensors(const fixture_case *c, tensor *list) {
     tensor *t = list;
-    int head = spread_for(c->width) - 2;
+    const family *f = family_named(c->family);
+    int head = spread_for(c->width) - 2, stretched = !strcmp(c->rope, "short") || !strcmp(c->rope, "long");
     add(t, MATRIX, -1, "token_embd.weight", c->width, c->vocab);
     t->type = type_named(c->type);
     t++->e = c->tied ? head : 0;
+    if (f->layer_norm) {
+        add(t, MATRIX, -1, "position_embd.weight", c->width, CONTEXT);
+        t++->e = c->tied ? head : 0;
+    }
     if (!strcmp(c->rope, "llama3")) add(t++, FACTORS, -1, "rope_freqs.weight", c->head_size / 2, 0);
+    if (stretched) add(t++, LONG_FACTORS, -1, "rope_factors_long.weight", c->head_size / 2, 0);
+    if (stretched) add(t++, SHORT_FACTORS, -1, "rope_factors_short.weight", c->head_size / 2, 0);
     for (int i = 0; i < c->layers; i++) t = layer_tensors(c, i, t);
-    add(t++, NORM, -1, "output_norm.weight", c->width, 0);
+    t = add_norm(f, t, -1, "output_norm", c->width);
     if (!c->tied) {
         add(t, MATRIX, -1, "output.weight", c->width, c->vocab);
         t->type = type_named(c->type);
@@ -302,6 +402,8 @@ static float vector_value(const tensor *t, uint64_t seed, uint64_t i) {
     case NORM: return 1 + uniform(draw(seed, i)) * 0.125f;
     case BIAS: return uniform(draw(seed, i)) * 0.5f;
     case FACTORS: return llama3_factor((int)i, (int)t->cols * 2);
+    case LONG_FACTORS: return 1 + 0.75f * (float)i;
+    case SHORT_FACTORS: return 1 + 0.0625f * (float)i;
     default: return uniform(draw(seed, i)) * ldexpf(1, 1 - t->e);
     }
 }
@@ -367,7 +469,7 @@ static void write_model(writer *w, const fixture_case *c, const tensor *list, in
 int fixture_write(const fixture_case *c, const char *path) {
     int rc = -1;
     writer w = {0};
-    tensor *list = malloc(sizeof *list * (size_t)(c->layers * 16 + 8));
+    tensor *list = malloc(sizeof *list * (size_t)(c->layers * 20 + 12));
     if (!list) return -1;
     w.f = fopen(path, "wb");
     if (!w.f) goto no_file;
@@ -385,19 +487,20 @@ no_file:
 /* What would make write_model produce nonsense: an unknown type, or rows that are not whole blocks. */
 static int case_is_sound(const fixture_case *c) {
     const block_type *m = type_named(c->type), *a = strcmp(c->alt, "-") ? type_named(c->alt) : m;
-    return m && a && c->layers > 0 && c->layers < 100 && c->vocab >= 258 && c->vocab <= 513 &&
-           c->width % m->elems == 0 && c->width % a->elems == 0 && c->heads * c->head_size % m->elems == 0 &&
-           c->feed_forward % a->elems == 0 && c->heads % c->kv_heads == 0 && c->head_size % 2 == 0;
+    return m && a && family_named(c->family) && c->layers > 0 && c->layers < 100 && c->vocab >= 258 &&
+           c->vocab <= 513 && c->width % m->elems == 0 && c->width % a->elems == 0 &&
+           c->heads * c->head_size % m->elems == 0 && c->feed_forward % a->elems == 0 && c->heads % c->kv_heads == 0 &&
+           c->head_size % 2 == 0;
 }
 
 int fixture_next(FILE *file, fixture_case *out) {
     char line[256];
     while (fgets(line, sizeof line, file)) {
         if (line[0] == '#' || line[0] == '\n') continue;
-        int n = sscanf(line, "%31s %7s %7s %d %d %d %d %d %d %d %d %d %7s", out->name, out->type, out->alt,
-                       &out->layers, &out->width, &out->heads, &out->kv_heads, &out->head_size, &out->feed_forward,
-                       &out->vocab, &out->tied, &out->bias, out->rope);
-        if (n == 13 && case_is_sound(out)) return 1;
+        int n = sscanf(line, "%31s %15s %7s %7s %d %d %d %d %d %d %d %d %d %7s", out->name, out->family, out->type,
+                       out->alt, &out->layers, &out->width, &out->heads, &out->kv_heads, &out->head_size,
+                       &out->feed_forward, &out->vocab, &out->tied, &out->bias, out->rope);
+        if (n == 14 && case_is_sound(out)) return 1;
         fprintf(stderr, "fixture: reading cases: bad line: %s", line);
         return -1;
     }

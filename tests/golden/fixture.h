@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 typedef struct fixture_case {
-    char name[32], type[8], alt[8], rope[8];
+    char name[32], family[16], type[8], alt[8], rope[8];
     int layers, width, heads, kv_heads, head_size, feed_forward, vocab, tied, bias;
 } fixture_case;
 

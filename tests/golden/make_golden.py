@@ -4,7 +4,7 @@
     python3 tests/golden/make_golden.py                  all cases, into tests/golden/logits/
     python3 tests/golden/make_golden.py h9k3-q8_0 ...    some
 
-The reference is independent of sheaf and of llama.cpp: `LlamaForCausalLM` in f32, fed with what
+The reference is independent of sheaf and of llama.cpp: the family's class of `transformers` in f32, fed with what
 the `gguf` package reads and dequantizes from the file that fixture.c wrote. So a quantized case
 has the logits of its dequantized weights with f32 activations, and a runtime that rounds
 activations to 8 bits stays within the bound of the case list (NMSE <= 1e-3), not at zero.
@@ -20,13 +20,14 @@ import tempfile
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers as tf
 
 HERE = pathlib.Path(__file__).resolve().parent
 TOKENS = 32  # of the fixed sequence
 KEPT = 4  # last positions whose logits are kept
 GREEDY = 32  # tokens generated after the sequence
-FIELDS = "name type alt layers width heads kv_heads head_size ff vocab tied bias rope".split()
+CONTEXT = 256
+FIELDS = "name family type alt layers width heads kv_heads head_size ff vocab tied bias rope".split()
 
 
 def read_cases() -> list[dict]:
@@ -54,8 +55,13 @@ def rope_parameters(kind: str) -> dict:
     return base
 
 
-def config_of(c: dict) -> LlamaConfig:
-    return LlamaConfig(
+# What fixture.c's families say in GGUF's words.
+WINDOW = {"gemma2": 9, "gemma3": 9, "phi3": 20}
+BASE = {"qwen2": 1e6, "qwen3": 1e6, "gemma3": 1e6, "olmo2": 5e5}
+
+
+def common(c: dict) -> dict:
+    return dict(
         vocab_size=c["vocab"],
         hidden_size=c["width"],
         intermediate_size=c["ff"],
@@ -64,15 +70,82 @@ def config_of(c: dict) -> LlamaConfig:
         num_key_value_heads=c["kv_heads"],
         head_dim=c["head_size"],
         rms_norm_eps=1e-5,
-        max_position_embeddings=256,
+        max_position_embeddings=CONTEXT,
         tie_word_embeddings=bool(c["tied"]),
-        attention_bias=bool(c["bias"]),
-        mlp_bias=bool(c["bias"]),
-        rope_parameters=rope_parameters(c["rope"]),
+        rope_parameters=rope_parameters(c["rope"]) | {"rope_theta": BASE.get(c["family"], 10000.0)},
         attn_implementation="eager",
         dtype="float32",
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
     )
 
+
+def llama(c: dict):
+    bias = bool(c["bias"])
+    return tf.LlamaForCausalLM, tf.LlamaConfig(**common(c), attention_bias=bias, mlp_bias=bias)
+
+
+def qwen2(c: dict):
+    return tf.Qwen2ForCausalLM, tf.Qwen2Config(**common(c))
+
+
+def qwen3(c: dict):
+    return tf.Qwen3ForCausalLM, tf.Qwen3Config(**common(c))
+
+
+def gemma2(c: dict):
+    config = tf.Gemma2Config(
+        **common(c),
+        sliding_window=WINDOW["gemma2"],
+        query_pre_attn_scalar=c["head_size"],
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=30.0,
+    )
+    return tf.Gemma2ForCausalLM, config
+
+
+def gemma3(c: dict):
+    """Five layers with a window and positions of their own, then one without."""
+    keys = common(c)
+    whole = keys.pop("rope_parameters")
+    ropes = {"full_attention": whole, "sliding_attention": whole | {"rope_theta": 10000.0}}
+    config = tf.Gemma3TextConfig(
+        **keys, rope_parameters=ropes, sliding_window=WINDOW["gemma3"], query_pre_attn_scalar=c["head_size"]
+    )
+    return tf.Gemma3ForCausalLM, config
+
+
+def olmo2(c: dict):
+    return tf.Olmo2ForCausalLM, tf.Olmo2Config(**common(c))
+
+
+def phi3(c: dict):
+    return tf.Phi3ForCausalLM, tf.Phi3Config(
+        **common(c),
+        sliding_window=WINDOW["phi3"],
+        original_max_position_embeddings=16 if c["rope"] == "long" else 128 if c["rope"] == "short" else CONTEXT,
+    )
+
+
+def gpt2(c: dict):
+    return tf.GPT2LMHeadModel, tf.GPT2Config(
+        vocab_size=c["vocab"],
+        n_embd=c["width"],
+        n_inner=c["ff"],
+        n_layer=c["layers"],
+        n_head=c["heads"],
+        n_positions=CONTEXT,
+        layer_norm_epsilon=1e-5,
+        tie_word_embeddings=bool(c["tied"]),
+        attn_implementation="eager",
+        dtype="float32",
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+FAMILIES = {f.__name__: f for f in (llama, qwen2, qwen3, gemma2, gemma3, olmo2, phi3, gpt2)}
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -83,10 +156,34 @@ NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+GEMMA = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+OWN_NAMES = {
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+    "olmo2": GEMMA,
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "gpt2": {
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "attn_norm": "ln_1",
+        "ffn_norm": "ln_2",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+    },
 }
 
 
@@ -100,18 +197,40 @@ def half_rotation(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(shape)
 
 
-def load(path: pathlib.Path, c: dict) -> LlamaForCausalLM:
+def converted(c: dict, name: str, data: np.ndarray) -> np.ndarray:
+    """A tensor as GGUF has it to what the family's class in transformers wants."""
+    if c["family"] == "llama" and name in ("attn_q", "attn_k"):
+        return half_rotation(data, c["heads"] if name == "attn_q" else c["kv_heads"])
+    if c["family"].startswith("gemma") and name.endswith("norm"):
+        return data - 1  # GGUF has 1 + w
+    if c["family"] == "gpt2" and data.ndim == 2 and name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down"):
+        return data.T  # inputs by outputs
+    return data
+
+
+def factors_of(path: pathlib.Path) -> dict:
+    """LongRoPE's factors, which transformers wants in its configuration."""
+    tensors = {t.name: t.data for t in gguf.GGUFReader(path).tensors}
+    if "rope_factors_long.weight" not in tensors:
+        return {}
+    return {f"{k}_factor": tensors[f"rope_factors_{k}.weight"].tolist() for k in ("long", "short")}
+
+
+def load(path: pathlib.Path, c: dict):
     state = {}
+    names = NAMES | OWN_NAMES.get(c["family"], {})
+    layers = "transformer.h" if c["family"] == "gpt2" else "model.layers"
     for t in gguf.GGUFReader(path).tensors:
         *layer, name, suffix = t.name.split(".")
-        if name == "rope_freqs":
+        if name.startswith("rope_"):
             continue  # transformers computes its own from the config; that they agree is part of the test
-        data = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
-        if name in ("attn_q", "attn_k"):
-            data = half_rotation(data, c["heads"] if name == "attn_q" else c["kv_heads"])
-        prefix = f"model.layers.{layer[1]}." if layer else ""
-        state[f"{prefix}{NAMES[name]}.{suffix}"] = torch.from_numpy(data.copy())
-    model = LlamaForCausalLM(config_of(c)).eval()
+        data = converted(c, name, gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32))
+        prefix = f"{layers}.{layer[1]}." if layer else ""
+        state[f"{prefix}{names[name]}.{suffix}"] = torch.from_numpy(data.copy())
+    kind, config = FAMILIES[c["family"]](c)
+    if factors := factors_of(path):
+        config.rope_parameters |= {"rope_type": "longrope"} | factors
+    model = kind(config).eval()
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= ({"lm_head.weight"} if c["tied"] else set()), (missing, unexpected)
     model.tie_weights()
@@ -125,7 +244,7 @@ def tokens_of(c: dict) -> list[int]:
 
 
 @torch.no_grad()
-def compute(model: LlamaForCausalLM, tokens: list[int]) -> tuple:
+def compute(model, tokens: list[int]) -> tuple:
     """(logits of the last KEPT positions, greedy continuation, gap of the two best logits at each)."""
     logits = model(torch.tensor([tokens])).logits[0, -KEPT:]
     ids, gaps = list(tokens), []
