@@ -4,9 +4,9 @@
 
 #include <string.h>
 
-static const model_arch *const known[] = {&model_llama, &model_qwen2, &model_qwen3, NULL};
+static const model_arch *const known[] = {&model_gemma2, &model_gemma3, &model_llama, &model_qwen2, &model_qwen3, NULL};
 
-const char *sheaf_known_architectures(void) { return "llama, qwen2, qwen3"; }
+const char *sheaf_known_architectures(void) { return "gemma2, gemma3, llama, qwen2, qwen3"; }
 
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out) {
     for (size_t i = 0; known[i]; i++)

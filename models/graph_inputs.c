@@ -12,7 +12,9 @@ void graph_inputs_make(graph_build *b) {
     b->in.tokens = input(sheaf_new_1d(a, SHEAF_I32, k->n_tokens), "inp_tokens");
     b->in.positions = input(sheaf_new_1d(a, SHEAF_I32, k->n_tokens), "inp_pos");
     b->in.cells = input(sheaf_new_1d(a, SHEAF_I64, k->n_tokens), "inp_cells");
-    b->in.mask = input(sheaf_new_2d(a, SHEAF_F16, k->n_kv, k->n_tokens), "inp_mask");
+    if (b->model->n_windowed < b->hp->n_layer)
+        b->in.mask = input(sheaf_new_2d(a, SHEAF_F16, k->n_kv, k->n_tokens), "inp_mask");
+    if (b->model->n_windowed > 0) b->in.window = input(sheaf_new_2d(a, SHEAF_F16, k->n_kv, k->n_tokens), "inp_window");
     b->in.outputs = k->n_out < k->n_tokens ? input(sheaf_new_1d(a, SHEAF_I32, k->n_out), "inp_out_ids") : NULL;
 }
 
@@ -32,16 +34,18 @@ sheaf_status graph_inputs_fill(sheaf_context *c, int32_t first, int32_t n) {
     const full_batch *b = &c->batch;
     int32_t *tokens = whole(in->tokens), *positions = whole(in->positions);
     int64_t *cells = whole(in->cells);
-    uint16_t *mask = whole(in->mask);
+    uint16_t *mask = in->mask ? whole(in->mask) : NULL, *window = in->window ? whole(in->window) : NULL;
     int32_t *outputs = in->outputs ? whole(in->outputs) : NULL;
-    if (!tokens || !positions || !cells || !mask || (in->outputs && !outputs))
+    if (!tokens || !positions || !cells || (in->mask && !mask) || (in->window && !window) || (in->outputs && !outputs))
         return sheaf_fail(SHEAF_E_INTERNAL, "an input of the graph does not lie in host memory");
     for (int32_t i = 0; i < n; i++) {
         tokens[i] = b->token[first + i];
         positions[i] = b->pos[first + i];
         cells[i] = c->claimed[first + i];
-        kv_cells_mask(&c->cells, b->seq[first + i], b->pos[first + i], c->key.n_kv,
-                      mask + (size_t)i * (size_t)c->key.n_kv);
+        int32_t seq = b->seq[first + i], pos = b->pos[first + i], n_kv = c->key.n_kv;
+        size_t row = (size_t)i * (size_t)n_kv;
+        if (mask) kv_cells_mask(&c->cells, seq, pos, 0, n_kv, mask + row);
+        if (window) kv_cells_mask(&c->cells, seq, pos, c->model->hp.window, n_kv, window + row);
     }
     if (outputs) fill_outputs(c, first, n, outputs);
     return SHEAF_OK;

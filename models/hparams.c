@@ -64,8 +64,7 @@ static sheaf_status per_layer(const sheaf_model *m, const char *suffix, int64_t 
     return SHEAF_OK;
 }
 
-/* A finite float; the value stays when the key is absent. */
-static sheaf_status number(const sheaf_model *m, const char *suffix, float *io) {
+sheaf_status model_key_f32(const sheaf_model *m, const char *suffix, float *io) {
     char key[KEY_BYTES];
     float v = *io;
     sheaf_status s = sheaf_gguf_get_f32(m->gguf, full_key(m, suffix, key), &v);
@@ -124,9 +123,9 @@ static sheaf_status rope_scaling(sheaf_model *m) {
     float factor = 0, legacy = 0;
     sheaf_status s = sheaf_gguf_get_str(m->gguf, full_key(m, "rope.scaling.type", key), &kind);
     if (s && s != SHEAF_E_NOT_FOUND) return s;
-    s = number(m, "rope.scale_linear", &legacy);
-    if (!s) s = number(m, "rope.scaling.factor", &factor);
-    if (!s) s = number(m, "rope.scaling.attn_factor", &p->rope.attn_factor);
+    s = model_key_f32(m, "rope.scale_linear", &legacy);
+    if (!s) s = model_key_f32(m, "rope.scaling.factor", &factor);
+    if (!s) s = model_key_f32(m, "rope.scaling.attn_factor", &p->rope.attn_factor);
     if (s) return s;
     if (factor == 0) factor = legacy;
     if (factor < 0) return sheaf_fail(SHEAF_E_FORMAT, "%s: a rope scaling factor of %g", m->path, (double)factor);
@@ -138,10 +137,10 @@ static sheaf_status rope_scaling(sheaf_model *m) {
     if ((linear || yarn) && factor > 0) p->rope.freq_scale = 1.0f / factor;
     if (!yarn) return SHEAF_OK;
     p->rope.ext_factor = 1.0f;
-    s = number(m, "rope.scaling.yarn_ext_factor", &p->rope.ext_factor);
-    if (!s) s = number(m, "rope.scaling.yarn_attn_factor", &p->rope.attn_factor);
-    if (!s) s = number(m, "rope.scaling.yarn_beta_fast", &p->rope.beta_fast);
-    if (!s) s = number(m, "rope.scaling.yarn_beta_slow", &p->rope.beta_slow);
+    s = model_key_f32(m, "rope.scaling.yarn_ext_factor", &p->rope.ext_factor);
+    if (!s) s = model_key_f32(m, "rope.scaling.yarn_attn_factor", &p->rope.attn_factor);
+    if (!s) s = model_key_f32(m, "rope.scaling.yarn_beta_fast", &p->rope.beta_fast);
+    if (!s) s = model_key_f32(m, "rope.scaling.yarn_beta_slow", &p->rope.beta_slow);
     return s;
 }
 
@@ -155,14 +154,52 @@ static sheaf_status rope(sheaf_model *m) {
     p->rope.beta_slow = 1.0f;
     sheaf_status s = integer(m, "rope.dimension_count", 1, h->head_k, h->head_k, &p->rope.n_dims);
     if (!s) s = integer(m, "rope.scaling.original_context_length", 1, INT32_MAX, h->n_ctx_train, &p->rope.n_ctx_orig);
-    if (!s) s = number(m, "rope.freq_base", &p->rope.freq_base);
+    if (!s) s = model_key_f32(m, "rope.freq_base", &p->rope.freq_base);
     if (!s) s = rope_scaling(m);
     if (s) return s;
     if (p->rope.n_dims % 2)
         return sheaf_fail(SHEAF_E_FORMAT, "%s: rope over an odd number of dimensions (%d)", m->path, p->rope.n_dims);
     if (!(p->rope.freq_base > 0))
         return sheaf_fail(SHEAF_E_FORMAT, "%s: rope.freq_base is %g", m->path, (double)p->rope.freq_base);
+    h->rope_window = *p;
     return SHEAF_OK;
+}
+
+/* --- sliding windows --- */
+
+/* Which layers are windowed: an array with an entry a layer, or a period. */
+static sheaf_status window_pattern(sheaf_model *m, int32_t period) {
+    static const char suffix[] = "attention.sliding_window_pattern";
+    char key[KEY_BYTES];
+    int64_t at = sheaf_gguf_find(m->gguf, full_key(m, suffix, key)), n_layer = m->hp.n_layer;
+    int64_t n = at < 0 ? -1 : sheaf_gguf_array_length(m->gguf, at);
+    sheaf_status s = n < 0 ? integer(m, suffix, 0, MAX_LAYERS, period, &period) : SHEAF_OK;
+    if (s) return s;
+    if (n >= 0 && n != n_layer)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s has %lld entries for %lld layers", m->path, key, (long long)n,
+                          (long long)n_layer);
+    for (int64_t il = 0; il < n_layer; il++) {
+        int64_t windowed = period == 0 || (il + 1) % period != 0;
+        if (n >= 0) s = sheaf_gguf_array_i64(m->gguf, key, il, &windowed);
+        if (s) return s;
+        m->windowed[il] = windowed != 0;
+        m->n_windowed += windowed != 0;
+    }
+    return SHEAF_OK;
+}
+
+sheaf_status model_read_window(sheaf_model *m, int32_t length, int32_t period) {
+    sheaf_hparams *h = &m->hp;
+    sheaf_status s = integer(m, "attention.sliding_window", 0, INT32_MAX, length, &h->window);
+    if (s || h->window == 0) return s;
+    m->windowed = sheaf_calloc((size_t)h->n_layer, sizeof *m->windowed);
+    if (!m->windowed) return sheaf_fail(SHEAF_E_NO_MEMORY, "%s: no memory for %d layers", m->path, h->n_layer);
+    s = model_key_f32(m, "rope.freq_base_swa", &h->rope_window.rope.freq_base);
+    if (s) return s;
+    if (!(h->rope_window.rope.freq_base > 0))
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: rope.freq_base_swa is %g", m->path,
+                          (double)h->rope_window.rope.freq_base);
+    return window_pattern(m, period);
 }
 
 /* --- the rest --- */
@@ -172,12 +209,17 @@ static sheaf_status scales(sheaf_model *m) {
     h->rms_eps = NAN;
     h->attn_scale = 1.0f / sqrtf((float)h->head_k);
     h->logit_scale = h->embed_scale = h->residual_scale = 1.0f;
-    sheaf_status s = number(m, "attention.layer_norm_rms_epsilon", &h->rms_eps);
-    if (!s) s = number(m, "attention.scale", &h->attn_scale);
+    sheaf_status s = model_key_f32(m, "attention.layer_norm_rms_epsilon", &h->rms_eps);
+    if (!s) s = model_key_f32(m, "attention.scale", &h->attn_scale);
+    if (!s) s = model_key_f32(m, "attn_logit_softcapping", &h->attn_soft_cap);
+    if (!s) s = model_key_f32(m, "final_logit_softcapping", &h->logit_soft_cap);
     if (s) return s;
     if (!(h->rms_eps >= 0))
         return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s.attention.layer_norm_rms_epsilon is missing or negative", m->path,
                           m->arch->name);
+    if (!(h->attn_soft_cap >= 0) || !(h->logit_soft_cap >= 0))
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: a soft cap is negative (%g of attention, %g of logits)", m->path,
+                          (double)h->attn_soft_cap, (double)h->logit_soft_cap);
     return SHEAF_OK;
 }
 
@@ -244,6 +286,7 @@ sheaf_status model_read_hparams(sheaf_model *m) {
     if (!s) s = shapes(m);
     if (!s) s = rope(m);
     if (!s) s = scales(m);
+    if (!s && m->arch->read) s = m->arch->read(m);
     if (s) return s;
     measure(m);
     describe(m);

@@ -68,7 +68,9 @@ void kv_cells_settle(kv_cells *k, int32_t seq) {
     k->next[seq] = next;
 }
 
-void kv_cells_mask(const kv_cells *k, int32_t seq, int32_t pos, int32_t n_kv, uint16_t *row) {
+void kv_cells_mask(const kv_cells *k, int32_t seq, int32_t pos, int32_t window, int32_t n_kv, uint16_t *row) {
     enum { SEEN = 0x0000, HIDDEN = 0xfc00 }; /* 0 and -inf as f16 */
-    for (int32_t i = 0; i < n_kv; i++) row[i] = k->seq[i] == seq && k->pos[i] <= pos ? SEEN : HIDDEN;
+    int32_t first = window > 0 && window <= pos ? pos - window + 1 : 0;
+    for (int32_t i = 0; i < n_kv; i++)
+        row[i] = k->seq[i] == seq && k->pos[i] >= first && k->pos[i] <= pos ? SEEN : HIDDEN;
 }

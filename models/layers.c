@@ -56,12 +56,15 @@ sheaf_tensor *layer_rms_norm(graph_build *b, int il, sheaf_tensor *x, model_weig
     return weight ? layer_named(sheaf_rms_norm(b->arena, x, weight, b->hp->rms_eps), name, il) : x;
 }
 
+static bool windowed(const graph_build *b, int il) { return b->model->windowed && b->model->windowed[il]; }
+
 /* Heads of one projection: {head * n, n_tokens} -> {head, n, n_tokens}, normed if the model norms heads, rotated by
  * position. */
 static sheaf_tensor *rotated(graph_build *b, int il, sheaf_tensor *t, int32_t n_head, model_weight norm) {
     t = sheaf_reshape_3d(b->arena, t, b->hp->head_k, n_head, b->key.n_tokens);
     t = layer_rms_norm(b, il, t, norm, norm == W_ATTN_Q_NORM ? "Qcur_normed" : "Kcur_normed");
-    return sheaf_rope(b->arena, t, b->in.positions, layer_weight(b, -1, W_ROPE_FREQS), &b->hp->rope);
+    return sheaf_rope(b->arena, t, b->in.positions, layer_weight(b, -1, W_ROPE_FREQS),
+                      windowed(b, il) ? &b->hp->rope_window : &b->hp->rope);
 }
 
 /* Writes this batch's keys or values into their cells and returns the first n_kv cells as heads:
@@ -96,7 +99,8 @@ sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool sele
     sheaf_tensor *keys = cached(b, b->cache_k[il], k, h->head_k);
     sheaf_tensor *values = cached(b, b->cache_v[il], v, h->head_v);
     sheaf_tensor *y =
-        sheaf_attention(a, sheaf_permute(a, q, 0, 2, 1, 3), keys, values, b->in.mask, NULL, h->attn_scale, 0, 0);
+        sheaf_attention(a, sheaf_permute(a, q, 0, 2, 1, 3), keys, values, windowed(b, il) ? b->in.window : b->in.mask,
+                        NULL, h->attn_scale, 0, h->attn_soft_cap);
     y = layer_named(sheaf_reshape_2d(a, y, (int64_t)h->head_v * h->n_head, b->key.n_tokens), "kqv_out", il);
     /* Choosing the wanted tokens before the projection keeps the lookup local where heads are cut, and
      * everything after it small. */
@@ -117,15 +121,22 @@ sheaf_tensor *layer_ffn_gated(graph_build *b, int il, sheaf_tensor *x, sheaf_glu
 static sheaf_tensor *decoder_layer(graph_build *b, int il, sheaf_tensor *x, sheaf_glu kind) {
     bool last = il == b->hp->n_layer - 1;
     sheaf_tensor *y = layer_attention(b, il, layer_rms_norm(b, il, x, W_ATTN_NORM, "attn_norm"), last);
+    y = layer_rms_norm(b, il, y, W_ATTN_POST_NORM, "attn_post_norm");
     if (last) x = layer_select(b, x);
     x = layer_named(sheaf_add(b->arena, y, x), "ffn_inp", il);
     y = layer_ffn_gated(b, il, layer_rms_norm(b, il, x, W_FFN_NORM, "ffn_norm"), kind);
+    y = layer_rms_norm(b, il, y, W_FFN_POST_NORM, "ffn_post_norm");
     return layer_named(sheaf_add(b->arena, y, x), "l_out", il);
 }
 
 static void logits(graph_build *b, sheaf_tensor *x) {
-    b->logits = layer_matmul(b, -1, b->hp->tied ? W_TOKEN_EMBD : W_OUTPUT, W_OUTPUT_BIAS, x);
-    layer_named(b->logits, "result_output", -1);
+    float cap = b->hp->logit_soft_cap;
+    x = layer_matmul(b, -1, b->hp->tied ? W_TOKEN_EMBD : W_OUTPUT, W_OUTPUT_BIAS, x);
+    if (cap > 0) {
+        x = sheaf_unary_op(b->arena, sheaf_scale(b->arena, x, 1.0f / cap, 0), SHEAF_UNARY_TANH);
+        x = sheaf_scale(b->arena, x, cap, 0);
+    }
+    b->logits = layer_named(x, "result_output", -1);
 }
 
 void layer_decoder(graph_build *b, sheaf_glu kind) {

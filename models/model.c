@@ -59,6 +59,7 @@ void sheaf_model_free(sheaf_model *m) {
     sheaf_free(m->named);
     sheaf_arena_free(m->places);
     sheaf_free(m->layer);
+    sheaf_free(m->windowed);
     sheaf_free(m->source);
     sheaf_free(m->weight);
     sheaf_arena_free(m->arena);

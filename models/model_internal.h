@@ -47,13 +47,15 @@
     X(ATTN_V_BIAS, "blk.%d.attn_v.bias")                                                                               \
     X(ATTN_OUT, "blk.%d.attn_output.weight")                                                                           \
     X(ATTN_OUT_BIAS, "blk.%d.attn_output.bias")                                                                        \
+    X(ATTN_POST_NORM, "blk.%d.post_attention_norm.weight")                                                             \
     X(FFN_NORM, "blk.%d.ffn_norm.weight")                                                                              \
     X(FFN_GATE, "blk.%d.ffn_gate.weight")                                                                              \
     X(FFN_GATE_BIAS, "blk.%d.ffn_gate.bias")                                                                           \
     X(FFN_UP, "blk.%d.ffn_up.weight")                                                                                  \
     X(FFN_UP_BIAS, "blk.%d.ffn_up.bias")                                                                               \
     X(FFN_DOWN, "blk.%d.ffn_down.weight")                                                                              \
-    X(FFN_DOWN_BIAS, "blk.%d.ffn_down.bias")
+    X(FFN_DOWN_BIAS, "blk.%d.ffn_down.bias")                                                                           \
+    X(FFN_POST_NORM, "blk.%d.post_ffw_norm.weight")
 
 typedef enum model_weight {
 #define X(id, name) W_##id,
@@ -99,11 +101,13 @@ typedef struct model_arch {
     int n_rows;
     /* Adds the whole forward pass to b->graph and leaves b->logits. Errors stay in the arena. */
     void (*build)(graph_build *b);
+    /* Reads what only this family has into m->hp, after everything common; NULL: nothing. */
+    sheaf_status (*read)(sheaf_model *m);
 } model_arch;
 
 /* NULL with SHEAF_E_UNSUPPORTED and the known names when there is none. */
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out);
-extern const model_arch model_llama, model_qwen2, model_qwen3;
+extern const model_arch model_gemma2, model_gemma3, model_llama, model_qwen2, model_qwen3;
 
 /* --- model -------------------------------------------------------------------------------------------- */
 
@@ -112,6 +116,8 @@ struct sheaf_model {
     const char *path; /* the gguf's */
     const model_arch *arch;
     sheaf_hparams hp;
+    bool *windowed; /* [n_layer], NULL: no layer is; attention of these sees the last hp.window positions only */
+    int32_t n_windowed;
     sheaf_tokenizer *tokenizer; /* NULL: the file has no vocabulary */
     sheaf_str chat_template;
 
@@ -149,6 +155,11 @@ sheaf_status model_read_hparams(sheaf_model *m);
 /* An integer key below the architecture's prefix; element `index` where the value is an array (-1: it must not be one).
  */
 sheaf_status model_key_i64(const sheaf_model *m, const char *suffix, int64_t index, int64_t *out);
+/* A finite float; *io stays when the key is absent. */
+sheaf_status model_key_f32(const sheaf_model *m, const char *suffix, float *io);
+/* Sliding window: its length, which layers have one, and the base of their rotation. `length` and `period` are what
+ * holds where the file says nothing: of every `period` layers the last one sees everything; 0: none does. */
+sheaf_status model_read_window(sheaf_model *m, int32_t length, int32_t period);
 sheaf_status model_declare_weights(sheaf_model *m);
 sheaf_status model_open_devices(sheaf_model *m, const sheaf_model_options *o);
 /* SHEAF_E_NO_MEMORY, naming the device and both numbers, when a member has less free than its shards of the
@@ -167,7 +178,8 @@ typedef struct graph_inputs {
     sheaf_tensor *tokens;    /* {n_tokens} i32 */
     sheaf_tensor *positions; /* {n_tokens} i32 */
     sheaf_tensor *cells;     /* {n_tokens} i64: which cell each token's key and value go to */
-    sheaf_tensor *mask;      /* {n_kv, n_tokens} f16: 0 or -inf */
+    sheaf_tensor *mask;      /* {n_kv, n_tokens} f16: 0 or -inf; NULL: all layers are windowed */
+    sheaf_tensor *window;    /* the same for windowed layers; NULL: there are none */
     sheaf_tensor *outputs;   /* {n_out} i32: which tokens' logits are wanted; NULL: all, in order */
 } graph_inputs;
 
@@ -210,7 +222,7 @@ sheaf_tensor *layer_rms_norm(graph_build *b, int il, sheaf_tensor *x, model_weig
 /* The residual layers that most families are made of, and everything around them, down to the logits:
  *
  *     x = embed(tokens)
- *     each layer:  x += attention(norm(x));  x += down(act(gate(n)) * up(n)), n = norm(x)
+ *     each layer:  x += norm(attention(norm(x)));  x += norm(down(act(gate(n)) * up(n))), n = norm(x)
  *     logits = output(norm(x)), of the wanted tokens only; output is the embedding where the file has none
  *
  * Of the last layer only the wanted tokens go beyond attention. Norms that a family does not have are left out. */
@@ -240,8 +252,9 @@ int32_t kv_cells_claim(kv_cells *k, int32_t seq, int32_t pos);
 void kv_cells_release(kv_cells *k, int32_t cell);
 /* After releases: recomputes `high` and the next position of a sequence. */
 void kv_cells_settle(kv_cells *k, int32_t seq);
-/* One row of the mask: what a token at (seq, pos) may see of cells [0, n_kv). */
-void kv_cells_mask(const kv_cells *k, int32_t seq, int32_t pos, int32_t n_kv, uint16_t *row);
+/* One row of the mask: what a token at (seq, pos) may see of cells [0, n_kv): positions up to its own, with a
+ * `window` the last so many of them (0: all). */
+void kv_cells_mask(const kv_cells *k, int32_t seq, int32_t pos, int32_t window, int32_t n_kv, uint16_t *row);
 
 /* --- context ------------------------------------------------------------------------------------------ */
 

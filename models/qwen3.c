@@ -21,4 +21,4 @@ static const weight_row rows[] = {
 
 static void build(graph_build *b) { layer_decoder(b, SHEAF_GLU_SWIGLU); }
 
-const model_arch model_qwen3 = {"qwen3", SHEAF_ROPE_NEOX, rows, (int)(sizeof rows / sizeof *rows), build};
+const model_arch model_qwen3 = {"qwen3", SHEAF_ROPE_NEOX, rows, (int)(sizeof rows / sizeof *rows), build, NULL};
