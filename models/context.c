@@ -147,6 +147,7 @@ static sheaf_status build_graph(sheaf_context *c, graph_key key, graph_build *b)
                        .weight = c->weight,
                        .cache_k = c->cache_k,
                        .cache_v = c->cache_v,
+                       .n_ctx = c->o.n_ctx,
                        .key = key};
     sheaf_status s = sheaf_graph_new(a, 64 + 32 * c->model->hp.n_layer, &b->graph);
     if (s) return s;
@@ -282,6 +283,9 @@ static sheaf_status complete_token(sheaf_context *c, const sheaf_batch *b, int32
     if (pos < *next || pos == INT32_MAX)
         return sheaf_fail(SHEAF_E_ARGUMENT, "token %d of the batch: position %d of sequence %d, expected at least %d",
                           i, pos, seq, *next);
+    if (c->model->arch->learned_positions && pos >= c->model->hp.n_ctx_train)
+        return sheaf_fail(SHEAF_E_RANGE, "token %d of the batch: position %d, the model has %d", i, pos,
+                          c->model->hp.n_ctx_train);
     *next = pos + 1;
     f->token[i] = token;
     f->seq[i] = seq;

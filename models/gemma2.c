@@ -25,4 +25,9 @@ static sheaf_status read(sheaf_model *m) {
 
 static void build(graph_build *b) { layer_decoder(b, SHEAF_GLU_GEGLU); }
 
-const model_arch model_gemma2 = {"gemma2", SHEAF_ROPE_NEOX, rows, (int)(sizeof rows / sizeof *rows), build, read};
+const model_arch model_gemma2 = {.name = "gemma2",
+                                 .rope = SHEAF_ROPE_NEOX,
+                                 .rows = rows,
+                                 .n_rows = (int)(sizeof rows / sizeof *rows),
+                                 .build = build,
+                                 .read = read};

@@ -30,4 +30,9 @@ static sheaf_status read(sheaf_model *m) {
 
 static void build(graph_build *b) { layer_decoder(b, SHEAF_GLU_GEGLU); }
 
-const model_arch model_gemma3 = {"gemma3", SHEAF_ROPE_NEOX, rows, (int)(sizeof rows / sizeof *rows), build, read};
+const model_arch model_gemma3 = {.name = "gemma3",
+                                 .rope = SHEAF_ROPE_NEOX,
+                                 .rows = rows,
+                                 .n_rows = (int)(sizeof rows / sizeof *rows),
+                                 .build = build,
+                                 .read = read};

@@ -115,7 +115,8 @@ static sheaf_status shapes(sheaf_model *m) {
 
 /* --- rope --- */
 
-/* freq_scale and the YaRN numbers from rope.scaling.*; Llama 3's stretching comes as a tensor of factors. */
+/* freq_scale and the YaRN numbers from rope.scaling.*; Llama 3's and LongRoPE's stretching comes as tensors
+ * of factors. */
 static sheaf_status rope_scaling(sheaf_model *m) {
     char key[KEY_BYTES], text[64];
     sheaf_params *p = &m->hp.rope;
@@ -131,9 +132,10 @@ static sheaf_status rope_scaling(sheaf_model *m) {
     if (factor < 0) return sheaf_fail(SHEAF_E_FORMAT, "%s: a rope scaling factor of %g", m->path, (double)factor);
     sheaf_str_text(kind, text, sizeof text);
     bool linear = !strcmp(text, "linear") || (legacy > 0 && !strcmp(text, "none")), yarn = !strcmp(text, "yarn");
-    if (!linear && !yarn && strcmp(text, "none") != 0 && strcmp(text, "llama3") != 0)
-        return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: rope scaling \"%s\" not supported (none, linear, yarn, llama3 are)",
-                          m->path, text);
+    if (!linear && !yarn && strcmp(text, "none") != 0 && strcmp(text, "llama3") != 0 && strcmp(text, "longrope") != 0)
+        return sheaf_fail(SHEAF_E_UNSUPPORTED,
+                          "%s: rope scaling \"%s\" not supported (none, linear, yarn, llama3, longrope are)", m->path,
+                          text);
     if ((linear || yarn) && factor > 0) p->rope.freq_scale = 1.0f / factor;
     if (!yarn) return SHEAF_OK;
     p->rope.ext_factor = 1.0f;
@@ -147,6 +149,7 @@ static sheaf_status rope_scaling(sheaf_model *m) {
 static sheaf_status rope(sheaf_model *m) {
     sheaf_hparams *h = &m->hp;
     sheaf_params *p = &h->rope;
+    if (m->arch->learned_positions) return SHEAF_OK;
     p->rope.kind = (int32_t)m->arch->rope;
     p->rope.freq_base = 10000.0f;
     p->rope.freq_scale = p->rope.attn_factor = 1.0f;
@@ -206,17 +209,18 @@ sheaf_status model_read_window(sheaf_model *m, int32_t length, int32_t period) {
 
 static sheaf_status scales(sheaf_model *m) {
     sheaf_hparams *h = &m->hp;
-    h->rms_eps = NAN;
+    const char *eps_key = m->arch->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+    float *eps = m->arch->layer_norm ? &h->norm_eps : &h->rms_eps;
+    *eps = NAN;
     h->attn_scale = 1.0f / sqrtf((float)h->head_k);
     h->logit_scale = h->embed_scale = h->residual_scale = 1.0f;
-    sheaf_status s = model_key_f32(m, "attention.layer_norm_rms_epsilon", &h->rms_eps);
+    sheaf_status s = model_key_f32(m, eps_key, eps);
     if (!s) s = model_key_f32(m, "attention.scale", &h->attn_scale);
     if (!s) s = model_key_f32(m, "attn_logit_softcapping", &h->attn_soft_cap);
     if (!s) s = model_key_f32(m, "final_logit_softcapping", &h->logit_soft_cap);
     if (s) return s;
-    if (!(h->rms_eps >= 0))
-        return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s.attention.layer_norm_rms_epsilon is missing or negative", m->path,
-                          m->arch->name);
+    if (!(*eps >= 0))
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s.%s is missing or negative", m->path, m->arch->name, eps_key);
     if (!(h->attn_soft_cap >= 0) || !(h->logit_soft_cap >= 0))
         return sheaf_fail(SHEAF_E_FORMAT, "%s: a soft cap is negative (%g of attention, %g of logits)", m->path,
                           (double)h->attn_soft_cap, (double)h->logit_soft_cap);

@@ -58,13 +58,33 @@ sheaf_tensor *layer_rms_norm(graph_build *b, int il, sheaf_tensor *x, model_weig
 
 static bool windowed(const graph_build *b, int il) { return b->model->windowed && b->model->windowed[il]; }
 
-/* Heads of one projection: {head * n, n_tokens} -> {head, n, n_tokens}, normed if the model norms heads, rotated by
- * position. */
+/* What a pair's frequency is divided by: one list, or (LongRoPE) one for contexts up to the first training's, one
+ * beyond. NULL: nothing. */
+static sheaf_tensor *rope_factors(const graph_build *b) {
+    sheaf_tensor *t = layer_weight(b, -1, W_ROPE_FREQS);
+    return t ? t : layer_weight(b, -1, b->n_ctx > b->hp->rope.rope.n_ctx_orig ? W_ROPE_LONG : W_ROPE_SHORT);
+}
+
+/* Elements [first, first + n * head) of each token's column as heads: {head, n, n_tokens}. */
+static sheaf_tensor *heads_of(graph_build *b, sheaf_tensor *t, int64_t first, int32_t head, int32_t n) {
+    if (!t) return NULL;
+    size_t bytes = (size_t)head * sizeof(float);
+    return sheaf_view_3d(b->arena, t, head, n, b->key.n_tokens, bytes, t->nb[1], (size_t)first * sizeof(float));
+}
+
+/* Heads of one projection: {head * n, n_tokens} or heads already -> {head, n, n_tokens}, normed if the model norms
+ * heads, rotated by position. */
 static sheaf_tensor *rotated(graph_build *b, int il, sheaf_tensor *t, int32_t n_head, model_weight norm) {
-    t = sheaf_reshape_3d(b->arena, t, b->hp->head_k, n_head, b->key.n_tokens);
+    const sheaf_params *p = windowed(b, il) ? &b->hp->rope_window : &b->hp->rope;
+    if (!t || sheaf_is_contiguous(t)) t = sheaf_reshape_3d(b->arena, t, b->hp->head_k, n_head, b->key.n_tokens);
     t = layer_rms_norm(b, il, t, norm, norm == W_ATTN_Q_NORM ? "Qcur_normed" : "Kcur_normed");
-    return sheaf_rope(b->arena, t, b->in.positions, layer_weight(b, -1, W_ROPE_FREQS),
-                      windowed(b, il) ? &b->hp->rope_window : &b->hp->rope);
+    return p->rope.n_dims > 0 ? sheaf_rope(b->arena, t, b->in.positions, rope_factors(b), p) : t;
+}
+
+/* Columns of heads, {n, n_tokens}, where they are. */
+static sheaf_tensor *as_columns(graph_build *b, sheaf_tensor *t, int64_t n) {
+    if (!t || sheaf_is_contiguous(t)) return sheaf_reshape_2d(b->arena, t, n, b->key.n_tokens);
+    return sheaf_view_2d(b->arena, t, n, b->key.n_tokens, t->nb[2], 0); /* heads of a fused projection */
 }
 
 /* Writes this batch's keys or values into their cells and returns the first n_kv cells as heads:
@@ -75,7 +95,7 @@ static sheaf_tensor *rotated(graph_build *b, int il, sheaf_tensor *t, int32_t n_
 static sheaf_tensor *cached(graph_build *b, sheaf_tensor *cache, sheaf_tensor *rows, int32_t head) {
     sheaf_arena *a = b->arena;
     int64_t n = (int64_t)head * b->hp->n_head_kv;
-    sheaf_tensor *written = sheaf_set_rows(a, cache, sheaf_reshape_2d(a, rows, n, b->key.n_tokens), b->in.cells);
+    sheaf_tensor *written = sheaf_set_rows(a, cache, as_columns(b, rows, n), b->in.cells);
     layer_emit(b, written);
     if (!written) return NULL;
     size_t head_bytes = sheaf_row_bytes(cache->type, head);
@@ -84,17 +104,37 @@ static sheaf_tensor *cached(graph_build *b, sheaf_tensor *cache, sheaf_tensor *r
         (size_t[]){sheaf_type_bytes(cache->type), cache->nb[1], head_bytes, head_bytes * (size_t)b->hp->n_head_kv}, 0);
 }
 
+typedef struct qkv {
+    sheaf_tensor *q, *k, *v;
+} qkv;
+
+static qkv project_apart(graph_build *b, int il, sheaf_tensor *x) {
+    /* The three matmuls stand together: they read one x, and a backend can run them as one. */
+    qkv p = {matmul(b, il, W_ATTN_Q, x), matmul(b, il, W_ATTN_K, x), matmul(b, il, W_ATTN_V, x)};
+    layer_emit(b, p.q);
+    layer_emit(b, p.k);
+    layer_emit(b, p.v);
+    return (qkv){add_bias(b, il, W_ATTN_Q_BIAS, p.q), add_bias(b, il, W_ATTN_K_BIAS, p.k),
+                 add_bias(b, il, W_ATTN_V_BIAS, p.v)};
+}
+
+/* One weight: all queries, then all keys, then all values. */
+static qkv project_fused(graph_build *b, int il, sheaf_tensor *x) {
+    const sheaf_hparams *h = b->hp;
+    int64_t q = (int64_t)h->n_head * h->head_k, k = (int64_t)h->n_head_kv * h->head_k;
+    sheaf_tensor *t = layer_named(layer_matmul(b, il, W_ATTN_QKV, W_ATTN_QKV_BIAS, x), "wqkv", il);
+    layer_emit(b, t);
+    return (qkv){heads_of(b, t, 0, h->head_k, h->n_head), heads_of(b, t, q, h->head_k, h->n_head_kv),
+                 heads_of(b, t, q + k, h->head_v, h->n_head_kv)};
+}
+
 sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool select) {
     const sheaf_hparams *h = b->hp;
     sheaf_arena *a = b->arena;
-    /* The three matmuls stand together: they read one x, and a backend can run them as one. */
-    sheaf_tensor *q = matmul(b, il, W_ATTN_Q, x), *k = matmul(b, il, W_ATTN_K, x), *v = matmul(b, il, W_ATTN_V, x);
-    layer_emit(b, q);
-    layer_emit(b, k);
-    layer_emit(b, v);
-    q = layer_named(rotated(b, il, add_bias(b, il, W_ATTN_Q_BIAS, q), h->n_head, W_ATTN_Q_NORM), "Qcur", il);
-    k = layer_named(rotated(b, il, add_bias(b, il, W_ATTN_K_BIAS, k), h->n_head_kv, W_ATTN_K_NORM), "Kcur", il);
-    v = layer_named(add_bias(b, il, W_ATTN_V_BIAS, v), "Vcur", il);
+    qkv p = layer_weight(b, il, W_ATTN_QKV) ? project_fused(b, il, x) : project_apart(b, il, x);
+    sheaf_tensor *q = layer_named(rotated(b, il, p.q, h->n_head, W_ATTN_Q_NORM), "Qcur", il);
+    sheaf_tensor *k = layer_named(rotated(b, il, p.k, h->n_head_kv, W_ATTN_K_NORM), "Kcur", il);
+    sheaf_tensor *v = layer_named(p.v, "Vcur", il);
     layer_emit(b, q);
     sheaf_tensor *keys = cached(b, b->cache_k[il], k, h->head_k);
     sheaf_tensor *values = cached(b, b->cache_v[il], v, h->head_v);
@@ -108,12 +148,22 @@ sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool sele
     return layer_named(layer_matmul(b, il, W_ATTN_OUT, W_ATTN_OUT_BIAS, y), "attn_out", il);
 }
 
+/* Columns [first, first + n) of gate and up in one. */
+static sheaf_tensor *part(graph_build *b, sheaf_tensor *t, int64_t first, int64_t n) {
+    return t ? sheaf_view_2d(b->arena, t, n, t->ne[1], t->nb[1], (size_t)first * sizeof(float)) : NULL;
+}
+
 sheaf_tensor *layer_ffn_gated(graph_build *b, int il, sheaf_tensor *x, sheaf_glu kind) {
-    sheaf_tensor *gate = matmul(b, il, W_FFN_GATE, x), *up = matmul(b, il, W_FFN_UP, x);
+    bool fused = !layer_weight(b, il, W_FFN_GATE);
+    sheaf_tensor *gate = fused ? NULL : matmul(b, il, W_FFN_GATE, x), *up = matmul(b, il, W_FFN_UP, x);
     layer_emit(b, gate);
     layer_emit(b, up);
-    gate = add_bias(b, il, W_FFN_GATE_BIAS, gate);
+    if (!fused) gate = add_bias(b, il, W_FFN_GATE_BIAS, gate);
     up = add_bias(b, il, W_FFN_UP_BIAS, up);
+    if (fused) {
+        gate = part(b, up, 0, b->hp->n_ff);
+        up = part(b, up, b->hp->n_ff, b->hp->n_ff);
+    }
     sheaf_tensor *y = sheaf_glu_op(b->arena, gate, up, kind);
     return layer_named(layer_matmul(b, il, W_FFN_DOWN, W_FFN_DOWN_BIAS, y), "ffn_out", il);
 }
@@ -129,7 +179,7 @@ static sheaf_tensor *decoder_layer(graph_build *b, int il, sheaf_tensor *x, shea
     return layer_named(sheaf_add(b->arena, y, x), "l_out", il);
 }
 
-static void logits(graph_build *b, sheaf_tensor *x) {
+void layer_logits(graph_build *b, sheaf_tensor *x) {
     float cap = b->hp->logit_soft_cap;
     x = layer_matmul(b, -1, b->hp->tied ? W_TOKEN_EMBD : W_OUTPUT, W_OUTPUT_BIAS, x);
     if (cap > 0) {
@@ -142,5 +192,5 @@ static void logits(graph_build *b, sheaf_tensor *x) {
 void layer_decoder(graph_build *b, sheaf_glu kind) {
     sheaf_tensor *x = layer_embed(b);
     for (int il = 0; il < b->hp->n_layer; il++) x = decoder_layer(b, il, x, kind);
-    logits(b, layer_rms_norm(b, -1, x, W_OUTPUT_NORM, "result_norm"));
+    layer_logits(b, layer_rms_norm(b, -1, x, W_OUTPUT_NORM, "result_norm"));
 }

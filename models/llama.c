@@ -27,4 +27,8 @@ static const weight_row rows[] = {
 
 static void build(graph_build *b) { layer_decoder(b, SHEAF_GLU_SWIGLU); }
 
-const model_arch model_llama = {"llama", SHEAF_ROPE_NORM, rows, (int)(sizeof rows / sizeof *rows), build, NULL};
+const model_arch model_llama = {.name = "llama",
+                                .rope = SHEAF_ROPE_NORM,
+                                .rows = rows,
+                                .n_rows = (int)(sizeof rows / sizeof *rows),
+                                .build = build};

@@ -65,9 +65,9 @@ SHEAF_API void sheaf_model_free(sheaf_model *m);
 typedef struct sheaf_hparams {
     char arch[32], name[64], type[96]; /* "llama", general.name, "llama 135M Q4_1" */
     int32_t n_vocab, n_ctx_train, n_embd, n_layer, n_ff, n_head, n_head_kv, head_k, head_v;
-    float rms_eps;
-    sheaf_params rope; /* sheaf_params.rope filled */
-    int32_t window;    /* positions that a windowed layer sees, the token's own among them; 0: no layer is windowed */
+    float rms_eps, norm_eps; /* the latter where norms subtract the mean */
+    sheaf_params rope;       /* sheaf_params.rope filled */
+    int32_t window; /* positions that a windowed layer sees, the token's own among them; 0: no layer is windowed */
     sheaf_params rope_window;            /* rope of windowed layers */
     float attn_soft_cap, logit_soft_cap; /* cap * tanh(x / cap); 0: none */
     float attn_scale, logit_scale, embed_scale, residual_scale;

@@ -32,11 +32,18 @@
 /* Every weight that some family has: id and GGUF name, "blk.%d." in front where it belongs to a layer. */
 #define MODEL_WEIGHT_TABLE(X)                                                                                          \
     X(TOKEN_EMBD, "token_embd.weight")                                                                                 \
+    X(POS_EMBD, "position_embd.weight")                                                                                \
     X(OUTPUT_NORM, "output_norm.weight")                                                                               \
+    X(OUTPUT_NORM_BIAS, "output_norm.bias")                                                                            \
     X(OUTPUT, "output.weight")                                                                                         \
     X(OUTPUT_BIAS, "output.bias")                                                                                      \
     X(ROPE_FREQS, "rope_freqs.weight")                                                                                 \
+    X(ROPE_LONG, "rope_factors_long.weight")                                                                           \
+    X(ROPE_SHORT, "rope_factors_short.weight")                                                                         \
     X(ATTN_NORM, "blk.%d.attn_norm.weight")                                                                            \
+    X(ATTN_NORM_BIAS, "blk.%d.attn_norm.bias")                                                                         \
+    X(ATTN_QKV, "blk.%d.attn_qkv.weight")                                                                              \
+    X(ATTN_QKV_BIAS, "blk.%d.attn_qkv.bias")                                                                           \
     X(ATTN_Q_NORM, "blk.%d.attn_q_norm.weight")                                                                        \
     X(ATTN_K_NORM, "blk.%d.attn_k_norm.weight")                                                                        \
     X(ATTN_Q, "blk.%d.attn_q.weight")                                                                                  \
@@ -49,6 +56,7 @@
     X(ATTN_OUT_BIAS, "blk.%d.attn_output.bias")                                                                        \
     X(ATTN_POST_NORM, "blk.%d.post_attention_norm.weight")                                                             \
     X(FFN_NORM, "blk.%d.ffn_norm.weight")                                                                              \
+    X(FFN_NORM_BIAS, "blk.%d.ffn_norm.bias")                                                                           \
     X(FFN_GATE, "blk.%d.ffn_gate.weight")                                                                              \
     X(FFN_GATE_BIAS, "blk.%d.ffn_gate.bias")                                                                           \
     X(FFN_UP, "blk.%d.ffn_up.weight")                                                                                  \
@@ -78,6 +86,9 @@ typedef enum model_dim {
     DIM_V,
     DIM_ATTN,
     DIM_HEAD_K,
+    DIM_QKV,
+    DIM_2FF, /* gate and up in one */
+    DIM_POSITIONS,
     DIM_ROPE_PAIRS
 } model_dim;
 
@@ -103,11 +114,13 @@ typedef struct model_arch {
     void (*build)(graph_build *b);
     /* Reads what only this family has into m->hp, after everything common; NULL: nothing. */
     sheaf_status (*read)(sheaf_model *m);
+    bool layer_norm;        /* norms subtract the mean: another epsilon */
+    bool learned_positions; /* nothing is rotated, and there are as many positions as were trained */
 } model_arch;
 
 /* NULL with SHEAF_E_UNSUPPORTED and the known names when there is none. */
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out);
-extern const model_arch model_gemma2, model_gemma3, model_llama, model_qwen2, model_qwen3;
+extern const model_arch model_gemma2, model_gemma3, model_gpt2, model_llama, model_phi3, model_qwen2, model_qwen3;
 
 /* --- model -------------------------------------------------------------------------------------------- */
 
@@ -196,6 +209,7 @@ struct graph_build {
     sheaf_tensor *const *weight;  /* this context's headers [M1] */
     sheaf_tensor *const *cache_k; /* [n_layer] {head_k * n_head_kv, n_ctx} */
     sheaf_tensor *const *cache_v;
+    int32_t n_ctx; /* of the context: some families rotate otherwise in a long one */
     graph_key key;
     graph_inputs in;
     sheaf_tensor *logits; /* {n_vocab, n_out} */
@@ -216,9 +230,12 @@ sheaf_tensor *layer_embed(graph_build *b);
 /* Attention over the cache, queries through the output projection; x is the normed input {n_embd, n_tokens}.
  * `select`: only the wanted tokens' results are projected. */
 sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool select);
+/* act(gate) * up through the down projection. Without a weight for gate, up's holds both, gate first. */
 sheaf_tensor *layer_ffn_gated(graph_build *b, int il, sheaf_tensor *x, sheaf_glu kind);
 /* x / rms(x) * weight; x itself where the model has no such weight. */
 sheaf_tensor *layer_rms_norm(graph_build *b, int il, sheaf_tensor *x, model_weight w, const char *name);
+/* The output projection, soft cap and all: b->logits. */
+void layer_logits(graph_build *b, sheaf_tensor *x);
 /* The residual layers that most families are made of, and everything around them, down to the logits:
  *
  *     x = embed(tokens)

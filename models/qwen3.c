@@ -21,4 +21,8 @@ static const weight_row rows[] = {
 
 static void build(graph_build *b) { layer_decoder(b, SHEAF_GLU_SWIGLU); }
 
-const model_arch model_qwen3 = {"qwen3", SHEAF_ROPE_NEOX, rows, (int)(sizeof rows / sizeof *rows), build, NULL};
+const model_arch model_qwen3 = {.name = "qwen3",
+                                .rope = SHEAF_ROPE_NEOX,
+                                .rows = rows,
+                                .n_rows = (int)(sizeof rows / sizeof *rows),
+                                .build = build};

@@ -26,6 +26,9 @@ static int64_t length_of(const sheaf_hparams *h, model_dim d) {
     case DIM_V: return (int64_t)h->n_head_kv * h->head_v;
     case DIM_ATTN: return (int64_t)h->n_head * h->head_v;
     case DIM_HEAD_K: return h->head_k;
+    case DIM_QKV: return length_of(h, DIM_Q) + length_of(h, DIM_K) + length_of(h, DIM_V);
+    case DIM_2FF: return 2 * (int64_t)h->n_ff;
+    case DIM_POSITIONS: return h->n_ctx_train;
     case DIM_ROPE_PAIRS: return h->rope.rope.n_dims / 2;
     case DIM_NONE: break;
     }
