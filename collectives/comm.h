@@ -47,6 +47,10 @@ SHEAF_API sheaf_status sheaf_world_barrier(sheaf_world *w);
 /* Ends the whole job after a failure here (text: this thread's): the others' waits end with SHEAF_E_PEER naming
  * this rank and its text. Then close the world and exit; ranks that are left part in good order. */
 SHEAF_API void sheaf_world_abandon(sheaf_world *w, sheaf_status why);
+/* `stop` is asked, on ranks other than 0, while they wait for rank 0's next broadcast, for which there is no limit of
+ * time: true ends the wait with SHEAF_E_CANCELLED. NULL: never. Set before the first broadcast. */
+SHEAF_API void sheaf_world_set_stop(sheaf_world *w, bool (*stop)(void *ctx), void *ctx);
+SHEAF_API bool sheaf_world_stopped(const sheaf_world *w);
 
 /* --- communicators ----------------------------------------------------------------------------------- */
 

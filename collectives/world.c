@@ -57,6 +57,8 @@ struct sheaf_world {
     bool listening;
     atomic_bool dead;
     sheaf_error_box why;
+    bool (*stop)(void *ctx); /* asked while waiting without a limit of time */
+    void *stop_ctx;
 };
 
 static sheaf_status mpi_fail(const sheaf_world *w, int code, const char *what) {
@@ -187,6 +189,8 @@ static void rest(int64_t waited, int64_t spin_ns) {
     }
 }
 
+static sheaf_status stopped(void) { return sheaf_fail(SHEAF_E_CANCELLED, "following rank 0: stopped by a signal"); }
+
 static sheaf_status wait_messages(struct link *l, link_message *msg, int n, const link_wait *wait) {
     sheaf_world *w = l->world;
     sheaf_status s = SHEAF_OK;
@@ -202,6 +206,7 @@ static sheaf_status wait_messages(struct link *l, link_message *msg, int n, cons
         if (open == 0) return SHEAF_OK;
         int64_t waited = sheaf_now_ns() - start;
         if (wait->timeout_ns > 0 && waited > wait->timeout_ns) return late(msg, n, wait);
+        if (wait->timeout_ns == 0 && sheaf_world_stopped(w)) return stopped();
         rest(waited, wait->spin_ns);
     }
 }
@@ -306,6 +311,7 @@ static sheaf_status broadcast_piece(sheaf_world *w, char *bytes, size_t n) {
     link_message msg[MAX_RANKS];
     int count = 0, tag = next_tag(w);
     link_wait wait = world_wait("broadcast to all ranks", w->rank == 0);
+    if (sheaf_world_stopped(w)) return stopped();
     if (w->rank != 0) {
         msg[count++] = (link_message){.bytes = bytes, .size = n, .rank = 0, .receive = true};
     } else {
@@ -356,6 +362,14 @@ void sheaf_world_abandon(sheaf_world *w, sheaf_status why) {
     atomic_store(&w->dead, true);
 }
 
+void sheaf_world_set_stop(sheaf_world *w, bool (*stop)(void *ctx), void *ctx) {
+    if (!w) return;
+    w->stop = stop;
+    w->stop_ctx = ctx;
+}
+
+bool sheaf_world_stopped(const sheaf_world *w) { return w && w->rank != 0 && w->stop && w->stop(w->stop_ctx); }
+
 int sheaf_world_rank(const sheaf_world *w) { return w ? w->rank : 0; }
 int sheaf_world_size(const sheaf_world *w) { return w ? w->size : 1; }
 int sheaf_world_host_rank(const sheaf_world *w) { return w ? w->host_rank : 0; }
@@ -367,10 +381,18 @@ int sheaf_world_host_size(const sheaf_world *w) { return w ? w->host_size : 1; }
 static void own_folder(char *out, size_t n) {
     static const char marker; /* an address inside this object */
     Dl_info info;
+    char program[PATH_MAX];
     out[0] = 0;
     if (!dladdr(&marker, &info) || !info.dli_fname) return;
-    const char *slash = strrchr(info.dli_fname, '/');
-    if (slash) snprintf(out, n, "%.*s", (int)(slash - info.dli_fname), info.dli_fname);
+    const char *file = info.dli_fname, *slash = strrchr(file, '/');
+    if (!slash) { /* linked into a program that was found by PATH: its name is only what was typed */
+        ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+        if (length <= 0) return;
+        program[length] = 0;
+        file = program;
+        slash = strrchr(file, '/');
+    }
+    if (slash) snprintf(out, n, "%.*s", (int)(slash - file), file);
 }
 
 static void *load_from(const char *folder, const char *below, char *tried, size_t n) {

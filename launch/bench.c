@@ -237,7 +237,7 @@ static sheaf_status run_devices(bench *b, const sweep *w, const char *list, int 
     sheaf_status s = session_open(&b->s, &o, list, SESSION_MODEL | SESSION_CONTEXT);
     b->follows = !s && !session_leads(&b->s);
     if (b->follows)
-        s = sheaf_follow(b->s.context);
+        s = session_follow(&b->s);
     else if (!s) {
         b->ids = sheaf_malloc(((size_t)most + 1) * sizeof *b->ids);
         for (int i = 0; i < b->s.n_devices; i++) r.threads += b->s.devices[i]->n_threads;

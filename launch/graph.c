@@ -111,7 +111,7 @@ sheaf_status cmd_graph(const options *o) {
         session_open(&s, o, o->n_devices ? o->devices[0] : NULL, SESSION_MODEL | SESSION_CONTEXT | SESSION_NO_DATA);
     /* compiling is a step of all ranks together: they agree on the plan before it counts */
     if (!status) status = plan_summarize(&s, o->tokens, &sum);
-    if (!status && session_leads(&s)) status = print_plan(&s, o, &sum);
+    if (!status) status = session_leads(&s) ? print_plan(&s, o, &sum) : session_follow(&s);
     session_close(&s);
     return status;
 }

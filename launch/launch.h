@@ -119,6 +119,8 @@ sheaf_status session_open(session *s, const options *o, const char *device_list,
 sheaf_status session_open_context(session *s, const options *o); /* for a session opened without one */
 void session_close(session *s);
 bool session_leads(const session *s); /* rank 0, or alone */
+/* What the other ranks do: obey rank 0 until it ends, or a signal comes; a failure here is told to all. */
+sheaf_status session_follow(session *s);
 /* Names of the world's devices this process drives, for printing: devices[i]->name. */
 
 /* --- commands ------------------------------------------------------------------------------------------- */

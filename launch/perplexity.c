@@ -363,7 +363,7 @@ sheaf_status cmd_perplexity(const options *o) {
     sheaf_status s = check_options(o);
     if (!s) s = open_all(&w);
     if (!s && !session_leads(&w.s)) {
-        s = sheaf_follow(w.s.context);
+        s = session_follow(&w.s);
     } else if (!s) {
         s = run_chunks(&w);
         s = close_file(&w, s);

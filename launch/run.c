@@ -65,7 +65,7 @@ sheaf_status cmd_run(const options *o) {
     size_t n = 0;
     sheaf_status status = session_open(&s, o, o->n_devices ? o->devices[0] : NULL, SESSION_MODEL | SESSION_CONTEXT);
     if (!status && !session_leads(&s)) {
-        status = sheaf_follow(s.context);
+        status = session_follow(&s);
     } else if (!status && o->interactive) {
         status = chat(&s, o);
     } else if (!status) {

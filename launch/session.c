@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "launch/launch.h"
+#include "tensor/settings.h"
 
 bool session_leads(const session *s) { return !s->world || sheaf_world_rank(s->world) == 0; }
 
@@ -102,9 +103,28 @@ sheaf_status session_open_context(session *s, const options *o) {
     return status && status != SHEAF_E_ARGUMENT ? sheaf_error_context(status, "making a context") : status;
 }
 
+static bool stop_following(void *ctx) {
+    (void)ctx;
+    return interrupted || terminated;
+}
+
+sheaf_status session_follow(session *s) {
+    sheaf_world_set_stop(s->world, stop_following, NULL);
+    sheaf_status status = sheaf_follow(s->context);
+    if (status) { /* rank 0 would otherwise wait for this one until its patience ends */
+        sheaf_error_box box;
+        sheaf_error_save(&box, status);
+        sheaf_world_abandon(s->world, status);
+        return sheaf_error_restore(&box);
+    }
+    return SHEAF_OK;
+}
+
 sheaf_status session_open(session *s, const options *o, const char *list, unsigned parts) {
     memset(s, 0, sizeof *s);
-    sheaf_status status = sheaf_world_open(&s->world);
+    sheaf_status status = SHEAF_OK;
+    if (o->comm_timeout) status = sheaf_settings_set("SHEAF_COMM_TIMEOUT_MS", (int64_t)o->comm_timeout * 1000);
+    if (!status) status = sheaf_world_open(&s->world);
     if (!status) status = open_devices(s, o, list);
     if (!status && (parts & SESSION_MODEL)) status = open_model(s, o, parts);
     if (!status && (parts & SESSION_CONTEXT)) status = session_open_context(s, o);
@@ -118,9 +138,12 @@ sheaf_status session_open(session *s, const options *o, const char *list, unsign
 }
 
 void session_close(session *s) {
+    sheaf_error_box why; /* what is said while parting is not why a command failed */
+    sheaf_error_save(&why, SHEAF_OK);
     sheaf_context_free(s->context);
     sheaf_model_free(s->model);
     sheaf_registry_free(s->registry);
     sheaf_world_close(s->world);
+    sheaf_error_restore(&why);
     memset(s, 0, sizeof *s);
 }

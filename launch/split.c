@@ -285,7 +285,7 @@ static sheaf_status split_model(const options *o) {
     sheaf_status status =
         session_open(&s, o, o->n_devices ? o->devices[0] : NULL, SESSION_MODEL | SESSION_CONTEXT | SESSION_NO_DATA);
     if (!status) status = fill_from_model(&v, &s, o); /* compiles the plan: a step of all ranks together */
-    if (!status && session_leads(&s)) status = present(&v, o);
+    if (!status) status = session_leads(&s) ? present(&v, o) : session_follow(&s);
     sheaf_free(v.rows);
     session_close(&s);
     return status;

@@ -22,7 +22,12 @@ static sheaf_status synchronize(sheaf_backend *base) {
             sheaf_error_save(&box, s);
         }
     }
-    if (first || b->failed) { /* members skipped different numbers of posts: start counting again */
+    /* A reset is a meeting of all ranks. One that has just not come is not waited for again: the next synchronize
+     * tries. */
+    bool lost = first == SHEAF_E_TIMEOUT && b->device->n_local < b->device->n_world;
+    if (lost) {
+        b->failed = true;
+    } else if (first || b->failed) { /* members skipped different numbers of posts: start counting again */
         sheaf_status s = sheaf_comm_reset(b->comm);
         b->failed = s != SHEAF_OK;
         if (s && !first) return s;

@@ -113,7 +113,14 @@ sheaf_status follow_agree(sheaf_world *w, sheaf_status mine) {
     int32_t all[MAX_RANKS], value = mine;
     sheaf_error_box box;
     sheaf_error_save(&box, mine);
-    sheaf_status s = sheaf_world_allgather(w, &value, sizeof value, all);
+    /* Who did not come to a sum would not come here either, and each wait for it would last as long again. */
+    sheaf_status s = mine == SHEAF_E_TIMEOUT ? mine : sheaf_world_allgather(w, &value, sizeof value, all);
+    if (s == SHEAF_E_TIMEOUT) {
+        if (!mine) sheaf_error_save(&box, s);
+        sheaf_log(SHEAF_LOG_WARN, "giving up: %s", box.text);
+        sheaf_world_abandon(w, s);
+        return sheaf_error_restore(&box);
+    }
     if (mine) return sheaf_error_restore(&box); /* the first failure is the one to tell */
     if (s) return s;
     for (int r = 0; r < size; r++)

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     ROW_COUNT = 0
@@ -80,6 +81,36 @@ const sheaf_settings_values *sheaf_settings(void) {
 sheaf_status sheaf_settings_error(void) {
     sheaf_settings();
     return bad.status ? sheaf_error_restore(&bad) : SHEAF_OK;
+}
+
+static int64_t *place_of_int(int64_t *field) { return field; }
+static int64_t *place_of_str(const char **field) {
+    (void)field;
+    return NULL;
+}
+
+sheaf_status sheaf_settings_set(const char *name, int64_t value) {
+#define SHEAF_PLACE_INT place_of_int
+#define SHEAF_PLACE_STR place_of_str
+    const struct {
+        const char *name;
+        int64_t *place, lo, hi;
+    } rows[ROW_COUNT] = {
+#define X(field, env, kind, def, lo, hi, help) {env, SHEAF_PLACE_##kind(&values.field), lo, hi},
+        SHEAF_SETTINGS_TABLE(X)
+#undef X
+    };
+    sheaf_settings();
+    for (int i = 0; i < ROW_COUNT; i++) {
+        if (strcmp(rows[i].name, name) != 0 || !rows[i].place) continue;
+        if (value < rows[i].lo || value > rows[i].hi)
+            return sheaf_fail(SHEAF_E_ARGUMENT, "%s=%lld: want a whole number from %lld to %lld", name,
+                              (long long)value, (long long)rows[i].lo, (long long)rows[i].hi);
+        *rows[i].place = value;
+        snprintf(numbers[i], NUMBER_MAX, "%lld", (long long)value);
+        return SHEAF_OK;
+    }
+    return sheaf_fail(SHEAF_E_ARGUMENT, "%s: no setting with a whole number has this name", name);
 }
 
 bool sheaf_settings_row(int i, const char **name, const char **value, const char **def, const char **help) {

@@ -44,6 +44,9 @@ typedef struct sheaf_settings_values {
 SHEAF_API const sheaf_settings_values *sheaf_settings(void);
 /* SHEAF_OK, or SHEAF_E_ARGUMENT with the first bad variable named. */
 SHEAF_API sheaf_status sheaf_settings_error(void);
+/* An option that wins over the environment: sets a whole-number row by its environment name. SHEAF_E_ARGUMENT outside
+ * its range. Call before other threads run and before what reads the setting is opened. */
+SHEAF_API sheaf_status sheaf_settings_set(const char *name, int64_t value);
 /* Rows for --help-env: returns false past the end. */
 SHEAF_API bool sheaf_settings_row(int i, const char **name, const char **value, const char **def, const char **help);
 

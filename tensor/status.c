@@ -105,12 +105,15 @@ void sheaf_error_clear(void) {
 void sheaf_error_save(sheaf_error_box *box, sheaf_status s) {
     box->status = s;
     memcpy(box->text, text, strlen(text) + 1);
+    memcpy(box->hint, hint, strlen(hint) + 1);
 }
 
 sheaf_status sheaf_error_restore(const sheaf_error_box *box) {
     size_t n = strnlen(box->text, sizeof box->text - 1);
     memcpy(text, box->text, n);
     text[n] = 0;
-    hint[0] = 0;
+    n = strnlen(box->hint, sizeof box->hint - 1);
+    memcpy(hint, box->hint, n);
+    hint[n] = 0;
     return box->status;
 }

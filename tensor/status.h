@@ -81,8 +81,9 @@ enum { SHEAF_ERROR_MAX = 1024 };
 typedef struct sheaf_error_box {
     sheaf_status status;
     char text[SHEAF_ERROR_MAX];
+    char hint[SHEAF_ERROR_MAX];
 } sheaf_error_box;
-/* Copies status and this thread's text into a box / makes a box's content this thread's error. */
+/* Copies status and this thread's text and hint into a box / makes a box's content this thread's error. */
 SHEAF_API void sheaf_error_save(sheaf_error_box *box, sheaf_status s);
 SHEAF_API sheaf_status sheaf_error_restore(const sheaf_error_box *box);
 
