@@ -169,13 +169,14 @@ static void decode_iq4_nl(const uint8_t *src, float *dst, int64_t n) {
 
 /* mxfp4: [exponent e8m0][16 bytes of nibbles]; x = 2^(e - 127) * fp4(q). The values are kept doubled
  * so that they are whole, and the exponent one lower. */
+static const int8_t mxfp4_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 static void decode_mxfp4(const uint8_t *src, float *dst, int64_t n) {
-    static const int8_t doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     for (; n > 0; n -= BLOCK, src += 17, dst += BLOCK) {
         float d = ldexpf(1.0f, (int)src[0] - 128);
         for (int j = 0; j < HALF; j++) {
-            dst[j] = (float)doubled[src[1 + j] & 15] * d;
-            dst[j + HALF] = (float)doubled[src[1 + j] >> 4] * d;
+            dst[j] = (float)mxfp4_doubled[src[1 + j] & 15] * d;
+            dst[j + HALF] = (float)mxfp4_doubled[src[1 + j] >> 4] * d;
         }
     }
 }
@@ -231,34 +232,37 @@ static void encode_q4_1(const float *src, uint8_t *dst, int64_t n) {
     }
 }
 
-/* Writes 32 five-bit codes as [32 high bits][16 bytes of nibbles]. */
-static void store_five_bits(uint8_t *dst, const int code[BLOCK]) {
+void sheaf_store_five_bits(uint8_t *dst, const uint8_t code[BLOCK]) {
     uint32_t high = 0;
     for (int i = 0; i < BLOCK; i++) high |= (uint32_t)(code[i] >> 4) << i;
     memcpy(dst, &high, sizeof high);
     for (int j = 0; j < HALF; j++) dst[4 + j] = (uint8_t)((code[j] & 15) | (code[j + HALF] & 15) << 4);
 }
 
+void sheaf_store_nibbles(uint8_t *dst, const uint8_t code[BLOCK]) {
+    for (int j = 0; j < HALF; j++) dst[j] = (uint8_t)(code[j] | code[j + HALF] << 4);
+}
+
 static void encode_q5_0(const float *src, uint8_t *dst, int64_t n) {
-    int code[BLOCK];
+    uint8_t code[BLOCK];
     for (; n > 0; n -= BLOCK, dst += 22, src += BLOCK) {
         float d = extreme(src, BLOCK) / -16.0f, id = inverse(d);
         store_f16(dst, d);
-        for (int i = 0; i < BLOCK; i++) code[i] = code_of(src[i] * id + 16.5f, 31);
-        store_five_bits(dst + 2, code);
+        for (int i = 0; i < BLOCK; i++) code[i] = (uint8_t)code_of(src[i] * id + 16.5f, 31);
+        sheaf_store_five_bits(dst + 2, code);
     }
 }
 
 static void encode_q5_1(const float *src, uint8_t *dst, int64_t n) {
-    int code[BLOCK];
+    uint8_t code[BLOCK];
     for (; n > 0; n -= BLOCK, dst += 24, src += BLOCK) {
         float lo, hi;
         range_of(src, BLOCK, &lo, &hi);
         float d = (hi - lo) / 31.0f, id = inverse(d);
         store_f16(dst, d);
         store_f16(dst + 2, lo);
-        for (int i = 0; i < BLOCK; i++) code[i] = code_of((src[i] - lo) * id + 0.5f, 31);
-        store_five_bits(dst + 4, code);
+        for (int i = 0; i < BLOCK; i++) code[i] = (uint8_t)code_of((src[i] - lo) * id + 0.5f, 31);
+        sheaf_store_five_bits(dst + 4, code);
     }
 }
 
@@ -274,48 +278,27 @@ static void encode_q8_0(const float *src, uint8_t *dst, int64_t n) {
     }
 }
 
-static int nearest_iq4(float v) {
+/* The exponent puts the largest element between 4 and 8 steps of 1, the range of the values (0 to 6); logarithm and
+ * floor are what other writers use, and near a power of two they do not agree with taking the number apart. */
+static uint8_t mxfp4_exponent(float most) {
+    if (!(most > 0)) return 0;
+    float e = floorf(log2f(most)) - 2 + 127;
+    return (uint8_t)(e > 0 ? (e < 254 ? e : 254) : 0);
+}
+
+static int nearest_mxfp4(float x, float d) {
     int best = 0;
-    for (int i = 1; i < 16; i++) {
-        if (fabsf(v - (float)sheaf_iq4_values[i]) < fabsf(v - (float)sheaf_iq4_values[best])) best = i;
-    }
+    for (int i = 1; i < 16; i++)
+        if (fabsf((float)mxfp4_doubled[i] * d - x) < fabsf((float)mxfp4_doubled[best] * d - x)) best = i;
     return best;
 }
 
-/* Codes for one scale, and the scale that then fits best (least squares weighted by x^2).
- * Returns the weighted squared error before the refit. */
-static float fit_iq4(const float *x, float d, int code[BLOCK], float *refit) {
-    float id = inverse(d), error = 0, num = 0, den = 0;
-    for (int i = 0; i < BLOCK; i++) {
-        code[i] = nearest_iq4(x[i] * id);
-        float v = (float)sheaf_iq4_values[code[i]], w = x[i] * x[i], e = x[i] - d * v;
-        error += w * e * e;
-        num += w * x[i] * v;
-        den += w * v * v;
-    }
-    *refit = den > 0 ? num / den : d;
-    return error;
-}
-
-/* The values are uneven, so the extreme may best be sent to either end, and not quite there: a few
- * scales are tried and the best refitted. */
-static void encode_iq4_nl(const float *src, uint8_t *dst, int64_t n) {
-    int code[BLOCK];
-    for (; n > 0; n -= BLOCK, dst += 18, src += BLOCK) {
-        float top = extreme(src, BLOCK), best_d = top / -127.0f, refit, unused;
-        float best = fit_iq4(src, best_d, code, &refit);
-        for (int step = -7; step <= 7; step++) {
-            for (int side = 0; side < 2; side++) {
-                float d = top / ((float)step + (side ? 113.0f : -127.0f));
-                float error = fit_iq4(src, d, code, &refit);
-                if (error < best) best = error, best_d = d;
-                error = fit_iq4(src, refit, code, &unused);
-                if (error < best) best = error, best_d = refit;
-            }
-        }
-        best_d = store_f16(dst, best_d);
-        fit_iq4(src, best_d, code, &unused);
-        for (int j = 0; j < HALF; j++) dst[2 + j] = (uint8_t)(code[j] | code[j + HALF] << 4);
+static void encode_mxfp4(const float *src, uint8_t *dst, int64_t n) {
+    for (; n > 0; n -= BLOCK, dst += 17, src += BLOCK) {
+        dst[0] = mxfp4_exponent(fabsf(extreme(src, BLOCK)));
+        float d = ldexpf(1.0f, (int)dst[0] - 128);
+        for (int j = 0; j < HALF; j++)
+            dst[1 + j] = (uint8_t)(nearest_mxfp4(src[j], d) | nearest_mxfp4(src[j + HALF], d) << 4);
     }
 }
 
@@ -323,31 +306,32 @@ static void encode_iq4_nl(const float *src, uint8_t *dst, int64_t n) {
 
 typedef struct converter {
     void (*decode)(const uint8_t *src, float *dst, int64_t n);
-    void (*encode)(const float *src, uint8_t *dst, int64_t n); /* NULL: not yet */
+    void (*encode)(const float *src, uint8_t *dst, int64_t n); /* NULL: only the other, which takes no importance too */
+    encode_fn *encode_weighted;                                /* NULL: importance does not matter to this type */
 } converter;
 
 static const converter converters[SHEAF_TYPE_COUNT] = {
-    [SHEAF_F32] = {decode_f32, encode_f32},
-    [SHEAF_F16] = {decode_f16, encode_f16},
-    [SHEAF_BF16] = {decode_bf16, encode_bf16},
-    [SHEAF_F64] = {decode_f64, encode_f64},
-    [SHEAF_I8] = {decode_i8, encode_i8},
-    [SHEAF_I16] = {decode_i16, encode_i16},
-    [SHEAF_I32] = {decode_i32, encode_i32},
-    [SHEAF_I64] = {decode_i64, encode_i64},
-    [SHEAF_Q4_0] = {decode_q4_0, encode_q4_0},
-    [SHEAF_Q4_1] = {decode_q4_1, encode_q4_1},
-    [SHEAF_Q5_0] = {decode_q5_0, encode_q5_0},
-    [SHEAF_Q5_1] = {decode_q5_1, encode_q5_1},
-    [SHEAF_Q8_0] = {decode_q8_0, encode_q8_0},
-    [SHEAF_IQ4_NL] = {decode_iq4_nl, encode_iq4_nl},
-    [SHEAF_MXFP4] = {decode_mxfp4, NULL},
-    [SHEAF_Q2_K] = {sheaf_decode_q2_k, sheaf_encode_q2_k},
-    [SHEAF_Q3_K] = {sheaf_decode_q3_k, sheaf_encode_q3_k},
-    [SHEAF_Q4_K] = {sheaf_decode_q4_k, sheaf_encode_q4_k},
-    [SHEAF_Q5_K] = {sheaf_decode_q5_k, sheaf_encode_q5_k},
-    [SHEAF_Q6_K] = {sheaf_decode_q6_k, sheaf_encode_q6_k},
-    [SHEAF_IQ4_XS] = {sheaf_decode_iq4_xs, NULL},
+    [SHEAF_F32] = {decode_f32, encode_f32, NULL},
+    [SHEAF_F16] = {decode_f16, encode_f16, NULL},
+    [SHEAF_BF16] = {decode_bf16, encode_bf16, NULL},
+    [SHEAF_F64] = {decode_f64, encode_f64, NULL},
+    [SHEAF_I8] = {decode_i8, encode_i8, NULL},
+    [SHEAF_I16] = {decode_i16, encode_i16, NULL},
+    [SHEAF_I32] = {decode_i32, encode_i32, NULL},
+    [SHEAF_I64] = {decode_i64, encode_i64, NULL},
+    [SHEAF_Q4_0] = {decode_q4_0, encode_q4_0, sheaf_encode_weighted_q4_0},
+    [SHEAF_Q4_1] = {decode_q4_1, encode_q4_1, sheaf_encode_weighted_q4_1},
+    [SHEAF_Q5_0] = {decode_q5_0, encode_q5_0, sheaf_encode_weighted_q5_0},
+    [SHEAF_Q5_1] = {decode_q5_1, encode_q5_1, sheaf_encode_weighted_q5_1},
+    [SHEAF_Q8_0] = {decode_q8_0, encode_q8_0, NULL},
+    [SHEAF_IQ4_NL] = {decode_iq4_nl, NULL, sheaf_encode_iq4_nl},
+    [SHEAF_MXFP4] = {decode_mxfp4, encode_mxfp4, NULL},
+    [SHEAF_Q2_K] = {sheaf_decode_q2_k, NULL, sheaf_encode_q2_k},
+    [SHEAF_Q3_K] = {sheaf_decode_q3_k, NULL, sheaf_encode_q3_k},
+    [SHEAF_Q4_K] = {sheaf_decode_q4_k, NULL, sheaf_encode_q4_k},
+    [SHEAF_Q5_K] = {sheaf_decode_q5_k, NULL, sheaf_encode_q5_k},
+    [SHEAF_Q6_K] = {sheaf_decode_q6_k, NULL, sheaf_encode_q6_k},
+    [SHEAF_IQ4_XS] = {sheaf_decode_iq4_xs, NULL, sheaf_encode_iq4_xs},
 };
 
 static sheaf_status check_row(sheaf_type t, int64_t n) {
@@ -365,11 +349,16 @@ sheaf_status sheaf_to_float(sheaf_type t, const void *src, float *dst, int64_t n
 }
 
 sheaf_status sheaf_from_float(sheaf_type t, const float *src, void *dst, int64_t n) {
+    return sheaf_from_float_weighted(t, src, dst, n, NULL);
+}
+
+sheaf_status sheaf_from_float_weighted(sheaf_type t, const float *src, void *dst, int64_t n, const float *importance) {
     sheaf_status s = check_row(t, n);
     if (s) return s;
-    if (!converters[t].encode) {
-        return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: there is no encoder yet", sheaf_type_name(t));
-    }
-    converters[t].encode(src, dst, n);
+    const converter *c = &converters[t];
+    if (c->encode && !(importance && c->encode_weighted))
+        c->encode(src, dst, n);
+    else
+        c->encode_weighted(src, dst, n, importance);
     return SHEAF_OK;
 }

@@ -1,5 +1,6 @@
-/* Block encoders and decoders, shared by quants.c (blocks of 32, plain numbers, the table of all
- * types) and kquants.c (super-blocks of 256). `n` is a multiple of the block; both checked above. */
+/* Block encoders and decoders, shared by quants.c (blocks of 32, plain numbers, the table of all types),
+ * quants_weighted.c (blocks of 32 by importance), kquants.c and kquants_encode.c (super-blocks of 256) and
+ * iq4_encode.c. `n` is a multiple of the block; both checked above. */
 #ifndef SHEAF_TENSOR_QUANTS_INTERNAL_H
 #define SHEAF_TENSOR_QUANTS_INTERNAL_H
 
@@ -16,11 +17,15 @@ void sheaf_decode_q5_k(const uint8_t *src, float *dst, int64_t n);
 void sheaf_decode_q6_k(const uint8_t *src, float *dst, int64_t n);
 void sheaf_decode_iq4_xs(const uint8_t *src, float *dst, int64_t n);
 
-void sheaf_encode_q2_k(const float *src, uint8_t *dst, int64_t n);
-void sheaf_encode_q3_k(const float *src, uint8_t *dst, int64_t n);
-void sheaf_encode_q4_k(const float *src, uint8_t *dst, int64_t n);
-void sheaf_encode_q5_k(const float *src, uint8_t *dst, int64_t n);
-void sheaf_encode_q6_k(const float *src, uint8_t *dst, int64_t n);
+/* Encoders of whole rows. `importance` (one weight an element, how much its error matters) is of one row of
+ * n elements, or NULL: then any number of rows may be given at once. Both ways the bytes are those that llama.cpp's
+ * quantizer writes for the same floats. */
+typedef void encode_fn(const float *src, uint8_t *dst, int64_t n, const float *importance);
+encode_fn sheaf_encode_q2_k, sheaf_encode_q3_k, sheaf_encode_q4_k, sheaf_encode_q5_k, sheaf_encode_q6_k;
+encode_fn sheaf_encode_iq4_nl, sheaf_encode_iq4_xs;
+/* With importance only; quants.c has the plain ones. */
+encode_fn sheaf_encode_weighted_q4_0, sheaf_encode_weighted_q4_1, sheaf_encode_weighted_q5_0,
+    sheaf_encode_weighted_q5_1;
 
 /* The sixteen values of IQ4_NL and IQ4_XS. */
 extern const int8_t sheaf_iq4_values[16];
@@ -38,5 +43,9 @@ static inline float store_f16(uint8_t *p, float f) {
     memcpy(p, &h, sizeof h);
     return sheaf_f16_to_f32(h);
 }
+
+/* Writes 32 five-bit codes as [32 high bits][16 bytes of nibbles], 32 four-bit codes as [16 bytes of nibbles]. */
+void sheaf_store_five_bits(uint8_t *dst, const uint8_t code[32]);
+void sheaf_store_nibbles(uint8_t *dst, const uint8_t code[32]);
 
 #endif

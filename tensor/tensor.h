@@ -79,9 +79,13 @@ SHEAF_API bool sheaf_type_is_quantized(sheaf_type t);                   /* block
 SHEAF_API size_t sheaf_row_bytes(sheaf_type t, int64_t n);
 
 /* Reference conversions, bit-compatible with GGUF files in the wild. `n` a multiple of the block.
- * from_float of a type without an encoder yet returns SHEAF_E_UNSUPPORTED. Any thread. */
+ * Encoded bytes are those that llama.cpp's quantizer writes for the same floats. Any thread. */
 SHEAF_API sheaf_status sheaf_to_float(sheaf_type t, const void *src, float *dst, int64_t n);
 SHEAF_API sheaf_status sheaf_from_float(sheaf_type t, const float *src, void *dst, int64_t n);
+/* One row of n elements, where importance[i] (of n, at least 0; NULL: none) says how much the error of element i
+ * matters. Types without a choice to make (plain numbers, q8_0, mxfp4) do not look at it. */
+SHEAF_API sheaf_status sheaf_from_float_weighted(sheaf_type t, const float *src, void *dst, int64_t n,
+                                                 const float *importance);
 SHEAF_API float sheaf_f16_to_f32(uint16_t h);
 SHEAF_API uint16_t sheaf_f32_to_f16(float f); /* round to nearest even */
 SHEAF_API float sheaf_bf16_to_f32(uint16_t h);
