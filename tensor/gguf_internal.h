@@ -21,6 +21,7 @@
 typedef struct gguf_entry {
     uint32_t key_at, key_n; /* the key's bytes */
     uint32_t value_at;      /* scalar, or a string's length field, or the first array element */
+    uint32_t value_end;     /* where the next key begins */
     uint8_t type, element;  /* sheaf_gguf_type; element of arrays only */
     uint32_t first_string;  /* arrays of strings: where its positions begin in gguf_file.strings */
     int64_t n;              /* array length */

@@ -262,8 +262,10 @@ static sheaf_status parse_entry(cursor *c) {
         s = skip_scalars(c, type, 1);
     }
     if (!s) s = room(c, &f->entries, f->n_entries, &f->cap_entries, sizeof *f->entries);
-    if (!s) f->entries[f->n_entries++] = e;
-    return s;
+    if (s) return s;
+    e.value_end = (uint32_t)c->pos;
+    f->entries[f->n_entries++] = e;
+    return SHEAF_OK;
 }
 
 static sheaf_status parse_alignment(cursor *c) {
