@@ -14,7 +14,7 @@
 
 #include "models/model.h"
 
-enum { MAX_DEVICE_LISTS = 16, MAX_STOPS = 32, MAX_NOTES = 32, MAX_SHARES = SHEAF_MAX_DEVICES };
+enum { MAX_DEVICE_LISTS = 16, MAX_STOPS = 32, MAX_NOTES = 32, MAX_OVERRIDES = 64, MAX_SHARES = SHEAF_MAX_DEVICES };
 
 typedef enum command_bit {
     CMD_RUN = 1 << 0,
@@ -25,8 +25,9 @@ typedef enum command_bit {
     CMD_PERPLEXITY = 1 << 5,
     CMD_TOKENIZE = 1 << 6,
     CMD_INSPECT = 1 << 7,
+    CMD_QUANTIZE = 1 << 8,
     CMD_MODEL = CMD_RUN | CMD_SPLIT | CMD_GRAPH | CMD_BENCH | CMD_PERPLEXITY, /* loads a model on devices */
-    CMD_ALL = (1 << 8) - 1,
+    CMD_ALL = (1 << 9) - 1,
 } command_bit;
 
 typedef enum on_off_auto { OPT_AUTO, OPT_ON, OPT_OFF } on_off_auto;
@@ -85,6 +86,11 @@ typedef struct options {
     bool check;
     const char *positional[4];
     int n_positional;
+    /* quantize */
+    const char *imatrix, *output_type, *embedding_type;
+    const char *tensor_type[MAX_OVERRIDES];
+    int n_tensor_type;
+    bool allow_requantize, leave_output, pure, dry_run;
     /* flags that were accepted and do nothing, each once */
     const char *note[MAX_NOTES][2]; /* word, why */
     int n_notes;
@@ -133,6 +139,7 @@ sheaf_status cmd_bench(const options *o);
 sheaf_status cmd_perplexity(const options *o);
 sheaf_status cmd_tokenize(const options *o);
 sheaf_status cmd_inspect(const options *o);
+sheaf_status cmd_quantize(const options *o);
 
 /* --- small things shared --------------------------------------------------------------------------------- */
 

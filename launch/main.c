@@ -76,6 +76,7 @@ static sheaf_status dispatch(const options *o) {
     case CMD_PERPLEXITY: return cmd_perplexity(o);
     case CMD_TOKENIZE: return cmd_tokenize(o);
     case CMD_INSPECT: return cmd_inspect(o);
+    case CMD_QUANTIZE: return cmd_quantize(o);
     default: return sheaf_fail(SHEAF_E_INTERNAL, "command %s has no code", o->command);
     }
 }

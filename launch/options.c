@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "launch/launch.h"
+#include "models/quantize.h"
 #include "tensor/settings.h"
 
 typedef enum option_kind {
@@ -18,9 +19,10 @@ typedef enum option_kind {
     K_FLOAT,
     K_DOUBLE,
     K_STR,
-    K_TOGGLE,  /* on|off|auto|0|1 */
-    K_DEVICES, /* appends to devices[] */
-    K_STOP,    /* appends to stop[] */
+    K_TOGGLE,      /* on|off|auto|0|1 */
+    K_DEVICES,     /* appends to devices[] */
+    K_STOP,        /* appends to stop[] */
+    K_TENSOR_TYPE, /* appends to tensor_type[] */
     K_SHARES,
     K_NOTE,       /* accepted, does nothing, says so once */
     K_NOTE_VALUE, /* the same, and a value follows */
@@ -50,7 +52,7 @@ static const option_row rows[] = {
     {"-ts --tensor-split", K_SHARES, CMD_MODEL, 0, 0, 0, "A,B,...", "shares of the devices; default: equal"},
     {"--split-table", K_STR, CMD_MODEL, AT(split_table), 0, 0, "FILE",
      "use this split table instead of the built-in one"},
-    {"-t --threads", K_STR, CMD_MODEL | CMD_DEVICES, AT(threads_list), 0, 0, "N",
+    {"-t --threads", K_STR, CMD_MODEL | CMD_DEVICES | CMD_QUANTIZE, AT(threads_list), 0, 0, "N",
      "threads over all CPU devices of this process; default: the physical cores that mask and quota allow (bench: a "
      "list)"},
     {"--cpu-level", K_STR, CMD_MODEL | CMD_DEVICES, AT(cpu_level), 0, 0, "LEVEL",
@@ -137,6 +139,18 @@ static const option_row rows[] = {
     {"--show", K_FLAG, CMD_TOKENIZE, AT(show), 0, 0, NULL, "pieces beside the ids"},
     {"--decode", K_STR, CMD_TOKENIZE, AT(decode), 0, 0, "1,2,3", "ids to text instead"},
     {"--check", K_FLAG, CMD_INSPECT, AT(check), 0, 0, NULL, "check everything; exit 1 if there are problems"},
+    /* quantize */
+    {"--allow-requantize", K_FLAG, CMD_QUANTIZE, AT(allow_requantize), 0, 0, NULL,
+     "from a file that is quantized already; what it lost stays lost"},
+    {"--imatrix", K_STR, CMD_QUANTIZE, AT(imatrix), 0, 0, "FILE",
+     "an importance matrix (GGUF, or the older .dat): errors where they matter less"},
+    {"--tensor-type --tt", K_TENSOR_TYPE, CMD_QUANTIZE, 0, 0, 0, "REGEX=TYPE",
+     "matrices whose name has the pattern in it; may be repeated, the first that matches counts"},
+    {"--output-tensor-type", K_STR, CMD_QUANTIZE, AT(output_type), 0, 0, "TYPE", "type of output.weight"},
+    {"--token-embedding-type", K_STR, CMD_QUANTIZE, AT(embedding_type), 0, 0, "TYPE", "type of token_embd.weight"},
+    {"--leave-output-tensor", K_FLAG, CMD_QUANTIZE, AT(leave_output), 0, 0, NULL, "output.weight stays as it is"},
+    {"--pure", K_FLAG, CMD_QUANTIZE, AT(pure), 0, 0, NULL, "one type for all matrices, none gets more bits"},
+    {"--dry-run", K_FLAG, CMD_QUANTIZE, AT(dry_run), 0, 0, NULL, "print every tensor's type and size, write nothing"},
     /* everywhere */
     {"--json", K_FLAG, CMD_ALL, AT(json), 0, 0, NULL, "one JSON document on stdout"},
     {"--jsonl", K_FLAG, CMD_RUN | CMD_BENCH, AT(jsonl), 0, 0, NULL, "one JSON object a line"},
@@ -165,6 +179,13 @@ static const option_row rows[] = {
      "adapters and draft models are not supported yet"},
     {"-ot --override-tensor -cmoe --cpu-moe", K_REFUSE, CMD_MODEL, 0, 0, 0, NULL,
      "placement overrides are not supported yet; --split-table FILE changes how tensors are cut"},
+    {"--max-buffer-size", K_NOTE_VALUE, CMD_QUANTIZE, 0, 0, 0, NULL, "memory is a few MiB a thread whatever the file"},
+    {"--keep-split", K_REFUSE, CMD_QUANTIZE, 0, 0, 0, NULL, "one file is written, from one or from all shards"},
+    {"--prune-layers", K_REFUSE, CMD_QUANTIZE, 0, 0, 0, NULL, "every layer is kept"},
+    {"--override-kv", K_REFUSE, CMD_QUANTIZE, 0, 0, 0, NULL, "metadata is copied as it is"},
+    {"--include-weights --exclude-weights", K_REFUSE, CMD_QUANTIZE, 0, 0, 0, NULL,
+     "every entry of the importance matrix is used"},
+    {"--tensor-type-file", K_REFUSE, CMD_QUANTIZE, 0, 0, 0, NULL, "repeat --tensor-type REGEX=TYPE"},
     {"--trace", K_REFUSE, GEN, 0, 0, 0, NULL,
      "timelines are not supported yet; sheaf bench shows compute, wait and reduce time"},
 };
@@ -183,10 +204,13 @@ static const struct {
     {"perplexity", CMD_PERPLEXITY, "perplexity of a text, and how far two runs' logits are apart"},
     {"tokenize", CMD_TOKENIZE, "text to token ids and back"},
     {"inspect", CMD_INSPECT, "metadata and tensors of a GGUF file"},
+    {"quantize", CMD_QUANTIZE, "a GGUF file in other element types"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
-const char *options_commands(void) { return "run, devices, split, graph, bench, perplexity, tokenize, inspect"; }
+const char *options_commands(void) {
+    return "run, devices, split, graph, bench, perplexity, tokenize, inspect, quantize";
+}
 
 /* Does `word` stand in the space-separated `names`? */
 static bool named(const char *names, const char *word) {
@@ -305,6 +329,10 @@ static sheaf_status apply(options *o, const option_row *r, const char *word, con
         if (o->n_stop == MAX_STOPS) return bad_value(word, value, "more than 32 stop strings");
         o->stop[o->n_stop++] = value;
         break;
+    case K_TENSOR_TYPE:
+        if (o->n_tensor_type == MAX_OVERRIDES) return bad_value(word, value, "more than 64 patterns");
+        o->tensor_type[o->n_tensor_type++] = value;
+        break;
     case K_NOTE:
     case K_NOTE_VALUE: note(o, word, r->help); break;
     case K_REFUSE:
@@ -396,7 +424,7 @@ static sheaf_status check_together(options *o) {
         if (s) return s;
         if (o->threads > 4096) return bad_value("-t", o->threads_list, "more than 4096 threads");
     }
-    if (o->n_positional && o->bit != CMD_INSPECT)
+    if (o->n_positional && !(o->bit & (CMD_INSPECT | CMD_QUANTIZE)))
         return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: %s takes no argument without a flag", o->positional[0],
                           o->command);
     if (o->split_mode && strcmp(o->split_mode, "tensor") && strcmp(o->split_mode, "layer") &&
@@ -468,6 +496,13 @@ sheaf_status options_parse(int argc, char **argv, options *o) {
     return s || o->help ? s : check_together(o);
 }
 
+static void quantize_help(FILE *out) {
+    const sheaf_mix *m;
+    fprintf(out, "usage: sheaf quantize IN.gguf OUT.gguf TYPE [options]\n\nTYPE:\n");
+    for (int i = 0; (m = sheaf_mix_at(i)); i++) fprintf(out, "  %-10s %s\n", m->name, m->help);
+    fprintf(out, "  %-10s %s\n\n", "COPY", "no type changes: shards become one file");
+}
+
 static void help_row(const option_row *r, FILE *out) {
     char left[80];
     snprintf(left, sizeof left, "%s%s%s", r->names, r->value ? " " : "", r->value ? r->value : "");
@@ -492,6 +527,7 @@ void options_help(const options *o, FILE *out) {
     for (int i = 0; i < N_COMMANDS; i++)
         if (commands[i].bit == o->bit) fprintf(out, "sheaf %s: %s\n\n", o->command, commands[i].help);
     if (o->bit == CMD_INSPECT) fprintf(out, "usage: sheaf inspect FILE [options]\n\n");
+    if (o->bit == CMD_QUANTIZE) quantize_help(out);
     for (int i = 0; i < N_ROWS; i++)
         if ((rows[i].commands & o->bit) && rows[i].kind != K_NOTE && rows[i].kind != K_NOTE_VALUE &&
             rows[i].kind != K_REFUSE)

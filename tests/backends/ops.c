@@ -542,14 +542,10 @@ static sheaf_tensor *op_outside(sheaf_arena *a) {
     t->op = (sheaf_op)77;
     return t;
 }
-static sheaf_tensor *encode_nothing(sheaf_arena *a) {
-    return sheaf_cpy(a, sheaf_new_1d(a, SHEAF_F32, 256), sheaf_new_1d(a, SHEAF_IQ4_XS, 256));
-}
-
 /* A device says no, and preparing what it said no to is a clean error that names the node. */
 Test(ops, refuse_what_no_kernel_does, .timeout = 30) {
     static sheaf_tensor *(*const rows[])(sheaf_arena *) = {
-        i8_scale, long_row_times, head_outside, ids_of_another_type, kind_outside, op_outside, encode_nothing};
+        i8_scale, long_row_times, head_outside, ids_of_another_type, kind_outside, op_outside};
     workbench w;
     cr_assert_eq(workbench_open(&w, "cpu", 1, ""), SHEAF_OK, "%s", sheaf_error());
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -19,6 +19,7 @@ static const char *const openers[] = {
     "perplexity -c 16 --chunks 1 -f " TALES " -m %s",
     "tokenize -p x -m %s",
     "inspect %s",
+    "quantize -q --dry-run --allow-requantize %s out.gguf F32",
 };
 enum { N_OPENERS = sizeof openers / sizeof *openers };
 

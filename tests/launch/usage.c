@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const commands[] = {"run",   "devices",    "split",    "graph",
-                                       "bench", "perplexity", "tokenize", "inspect"};
+static const char *const commands[] = {"run",        "devices",  "split",   "graph",   "bench",
+                                       "perplexity", "tokenize", "inspect", "quantize"};
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
 /* --- help --- */
@@ -24,7 +24,7 @@ Test(usage, help_lists_every_command, .timeout = 60) {
 
 Test(usage, every_command_explains_itself, .timeout = 60) {
     static const char *const options[] = {
-        "--temp", "--json", "--memory", "--strict", "--n-depth", "--against", "--decode", "--check",
+        "--temp", "--json", "--memory", "--strict", "--n-depth", "--against", "--decode", "--check", "--imatrix",
     };
     for (int c = 0; c < N_COMMANDS; c++) {
         outcome o = sheaf("%s --help", commands[c]);
