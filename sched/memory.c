@@ -80,7 +80,7 @@ static sheaf_status place_one(sheaf_sched *s, sheaf_tensor *t) {
 static void follow_owner(const sched_alias *x) {
     x->alias->buffer = x->owner->buffer;
     x->alias->data = x->owner->data;
-    x->alias->ext = x->owner->ext;
+    x->alias->ext = sched_ext_of(x->owner);
 }
 
 static sheaf_status place_split(sheaf_sched *s, sched_split *p) {

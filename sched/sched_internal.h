@@ -31,6 +31,13 @@ typedef struct sched_alias {
     sheaf_tensor *alias, *owner;
 } sched_alias;
 
+/* What a backend keeps about an owner's bytes. What was written in place (rows of a cache) lies as the whole does, and
+ * its own header never had a place of its own. */
+static inline void *sched_ext_of(const sheaf_tensor *owner) {
+    const sheaf_tensor *whole = owner->view_src;
+    return owner->ext || !whole || !sheaf_same_shape(owner, whole) ? owner->ext : whole->ext;
+}
+
 typedef struct sched_split {
     int32_t backend;
     sheaf_graph *graph;

@@ -244,7 +244,7 @@ static sheaf_status prepare_all(sheaf_sched *s) {
     for (int32_t k = 0; k < s->n_splits; k++) {
         sched_split *p = &s->splits[k];
         /* what an earlier split on this backend said of the tensor, before either has a place */
-        for (int32_t i = 0; i < p->n_aliases; i++) p->aliases[i].alias->ext = p->aliases[i].owner->ext;
+        for (int32_t i = 0; i < p->n_aliases; i++) p->aliases[i].alias->ext = sched_ext_of(p->aliases[i].owner);
         sheaf_status status = sheaf_graph_seal(p->graph);
         if (!status) status = sheaf_backend_prepare(s->backend[p->backend], p->graph, &p->prepared);
         if (status) return status;

@@ -330,3 +330,17 @@ Test(run, dumped_tensors_go_to_standard_error, .timeout = 60) {
     outcome_free(&o);
     outcome_free(&none);
 }
+
+/* Every node, those without a name too: each is then cut off behind, and read by the next piece as a leaf. */
+Test(run, every_node_can_be_dumped_on_many_devices, .timeout = 120) {
+    static const char *const lists[] = {"cpu", "cpu/2", "cpu/3"};
+    outcome plain = sheaf(GREEDY "-n 3 -p Once");
+    for (int i = 0; i < 3; i++) {
+        outcome o = sheaf("run -m " TINY " --temp 0 -n 3 -p Once --dump-tensors '' --devices %s", lists[i]);
+        expect_code(o, 0);
+        expect_text(o.out, plain.out);
+        expect_has(o, o.err, "set_rows");
+        outcome_free(&o);
+    }
+    outcome_free(&plain);
+}
