@@ -24,7 +24,7 @@ static sheaf_status make_sampler(generator *g) {
         so.n_bias = (int32_t)n;
     }
     if (so.repeat_last_n < 0) so.repeat_last_n = sheaf_n_ctx(g->s->context);
-    sheaf_status s = sheaf_sampler_new(&so, sheaf_model_hparams(g->s->model)->n_vocab, &g->sampler);
+    sheaf_status s = sheaf_sampler_new(&so, sheaf_model_hparams(g->s->model)->n_tokens, &g->sampler);
     sheaf_free(bias);
     return s;
 }

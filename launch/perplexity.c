@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "launch/json.h"
+#include "tensor/gguf_output.h"
 
 enum { PPL_CTX = 512 };
 static const char magic[8] = {'_', 'l', 'o', 'g', 'i', 't', 's', '_'};
@@ -28,8 +29,9 @@ typedef struct work {
     const options *o;
     session s, other; /* --against */
     bool has_other;
-    FILE *file;    /* logits file */
-    char *partial; /* the name it has until it is whole; NULL: its own */
+    FILE *file; /* logits file */
+    gguf_output out;
+    bool whole; /* `out` gets its name when all is written */
     bool reading;
     int n_ctx, n_vocab, n_chunk;
     sheaf_ids tokens;
@@ -53,8 +55,14 @@ static softmax soften(const float *x, int n) {
         if (x[i] < s.min) s.min = x[i];
     }
     for (int i = 0; i < n; i++) sum += (double)expf(x[i] - s.max);
-    s.log_sum = (float)log(sum);
+    s.log_sum = (float)log(sum); /* NaN if any of them is */
     return s;
+}
+
+/* Nothing that is compared with a NaN would show that it is one. */
+static sheaf_status numbers_only(const softmax *s, const char *whose) {
+    if (isfinite(s->log_sum)) return SHEAF_OK;
+    return sheaf_fail(SHEAF_E_FORMAT, "perplexity: %s: logits that are not numbers; the weights may be damaged", whose);
 }
 
 static void add_nll(scores *sc, const softmax *s, const float *x, int next) {
@@ -84,6 +92,8 @@ static sheaf_status add_kl(scores *sc, double kl, bool same_top) {
 static sheaf_status compare_rows(scores *sc, const float *x, const softmax *s, const float *b, int n) {
     softmax base = soften(b, n);
     double kl = 0;
+    sheaf_status status = numbers_only(&base, "--against");
+    if (status) return status;
     for (int i = 0; i < n; i++) {
         float lb = b[i] - base.max - base.log_sum, lx = x[i] - s->max - s->log_sum;
         if (lb > -80) kl += (double)expf(lb) * (double)(lb - lx);
@@ -113,6 +123,10 @@ static sheaf_status compare_with_file(work *w, const float *x, const softmax *s)
     int best = 0;
     if (fread(w->row, sizeof *w->row, w->row_words, w->file) != w->row_words) return io_error(w, "reading");
     memcpy(head, w->row, sizeof head);
+    /* steps of 1/65535 of at most 16 nats, down from a log-probability, which is at most 0 (and a little rounding) */
+    if (!(head[0] >= 0 && head[0] <= 1e-3f && head[1] <= 1e-3f && head[1] >= -1e6f))
+        return sheaf_fail(SHEAF_E_FORMAT, "reading: %s: a row of steps of %g down to %g", w->o->kl_base,
+                          (double)head[0], (double)head[1]);
     const uint16_t *q = w->row + 4;
     for (int i = 0; i < w->n_vocab; i++) {
         float lb = head[0] * (float)q[i] + head[1];
@@ -126,32 +140,34 @@ static sheaf_status compare_with_file(work *w, const float *x, const softmax *s)
 static sheaf_status create_file(work *w) {
     const char *path = w->o->kl_base;
     struct stat st;
-    if (stat(path, &st) || S_ISREG(st.st_mode)) {
-        size_t n = strlen(path) + sizeof ".partial";
-        w->partial = sheaf_malloc(n);
-        if (!w->partial) return sheaf_fail(SHEAF_E_NO_MEMORY, "writing: %s: out of memory", path);
-        snprintf(w->partial, n, "%s.partial", path);
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
+        w->file = fopen(path, "wb");
+        return w->file ? SHEAF_OK : sheaf_fail(errno_status(errno), "writing: %s: %s", path, strerror(errno));
     }
-    w->file = fopen(w->partial ? w->partial : path, "wb");
+    sheaf_status s = gguf_output_create(&w->out, path, 0);
+    if (s) return s;
+    w->whole = true;
+    int fd = dup(w->out.fd);
+    w->file = fd < 0 ? NULL : fdopen(fd, "wb");
     if (w->file) return SHEAF_OK;
-    sheaf_status s = sheaf_fail(errno_status(errno), "writing: %s: %s", path, strerror(errno));
-    sheaf_free(w->partial);
-    w->partial = NULL;
+    s = sheaf_fail(errno_status(errno), "writing: %s: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
     return s;
 }
 
 /* Ends the logits file: under its name if all went well, else not at all. */
 static sheaf_status close_file(work *w, sheaf_status s) {
-    if (!w->file) return s;
-    bool ok = !ferror(w->file) && !fflush(w->file);
-    if (!w->reading && !s && !ok) s = io_error(w, "writing");
-    if (fclose(w->file) && !w->reading && !s)
-        s = sheaf_fail(errno_status(errno), "writing: %s: %s", w->o->kl_base, strerror(errno));
-    w->file = NULL;
-    if (!w->partial) return s;
-    if (!s && rename(w->partial, w->o->kl_base))
-        s = sheaf_fail(errno_status(errno), "writing: %s: %s", w->o->kl_base, strerror(errno));
-    if (s) unlink(w->partial);
+    if (w->file) {
+        bool ok = !ferror(w->file) && !fflush(w->file);
+        if (!w->reading && !s && !ok) s = io_error(w, "writing");
+        if (fclose(w->file) && !w->reading && !s)
+            s = sheaf_fail(errno_status(errno), "writing: %s: %s", w->o->kl_base, strerror(errno));
+        w->file = NULL;
+    }
+    if (!w->whole) return s;
+    w->whole = false;
+    if (!s) s = gguf_output_commit(&w->out);
+    if (s) gguf_output_abandon(&w->out);
     return s;
 }
 
@@ -163,6 +179,17 @@ static sheaf_status write_header(work *w) {
     bool ok = fwrite(magic, 1, 8, w->file) == 8 && fwrite(head, 4, 3, w->file) == 3 &&
               fwrite(w->tokens.v, 4, n, w->file) == n;
     return ok ? SHEAF_OK : io_error(w, "writing");
+}
+
+/* A head that does not say how long the file is belongs to another file. Pipes have no length. */
+static sheaf_status check_length(const work *w, int chunks) {
+    struct stat st;
+    if (fstat(fileno(w->file), &st) || !S_ISREG(st.st_mode)) return SHEAF_OK;
+    uint64_t rows = (uint64_t)chunks * (uint64_t)(w->n_ctx - 1 - w->n_ctx / 2);
+    uint64_t want = 20 + (uint64_t)chunks * (uint64_t)w->n_ctx * 4 + rows * w->row_words * sizeof *w->row;
+    if ((uint64_t)st.st_size == want) return SHEAF_OK;
+    return sheaf_fail(SHEAF_E_FORMAT, "reading: %s: %lld bytes, but %d chunks of %d tokens take %llu", w->o->kl_base,
+                      (long long)st.st_size, chunks, w->n_ctx, (unsigned long long)want);
 }
 
 /* Reads head and tokens; everything in it is checked before it is believed. */
@@ -180,6 +207,8 @@ static sheaf_status read_header(work *w) {
         return sheaf_fail(SHEAF_E_FORMAT, "reading: %s: a vocabulary of %d, the model has %d", w->o->kl_base, head[1],
                           w->n_vocab);
     w->n_ctx = head[0];
+    sheaf_status whole = check_length(w, head[2]);
+    if (whole) return whole;
     w->n_chunk = w->o->chunks > 0 && w->o->chunks < head[2] ? w->o->chunks : head[2];
     for (int64_t left = (int64_t)head[2] * head[0]; left > 0;) {
         int32_t bite[1024];
@@ -200,6 +229,8 @@ static sheaf_status read_header(work *w) {
 
 static sheaf_status score_row(work *w, const float *x, const float *base, int next) {
     softmax s = soften(x, w->n_vocab);
+    sheaf_status status = numbers_only(&s, w->o->model);
+    if (status) return status;
     add_nll(&w->sc, &s, x, next);
     if (base) return compare_rows(&w->sc, x, &s, base, w->n_vocab);
     if (!w->file) return SHEAF_OK;
@@ -371,7 +402,6 @@ sheaf_status cmd_perplexity(const options *o) {
         if (!s) s = judge(&w);
     }
     s = close_file(&w, s); /* where opening the rest failed */
-    sheaf_free(w.partial);
     session_close(&w.other);
     session_close(&w.s);
     sheaf_ids_free(&w.tokens);

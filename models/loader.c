@@ -168,10 +168,18 @@ static sheaf_status load_read(load *l) {
     return s;
 }
 
+/* Pages are used as they are only where every tensor begins as the device wants it: general.alignment may be 1. */
+static bool can_map(const sheaf_model *m) {
+    enum { MAPPED_ALIGNMENT = 8 }; /* of the elements that kernels read with plain loads */
+    for (int64_t i = 0; i < sheaf_gguf_n_tensors(m->gguf); i++)
+        if (sheaf_gguf_tensor_at(m->gguf, i)->offset % MAPPED_ALIGNMENT) return false;
+    return true;
+}
+
 sheaf_status model_load_weights(sheaf_model *m, const sheaf_model_options *o) {
     load l = {.m = m, .o = o};
     const sheaf_device *d = m->device;
-    bool mapped = !m->is_meta && !o->no_mmap && d->caps.host_ptr && d->iface->buffer_from_host_ptr;
+    bool mapped = !m->is_meta && !o->no_mmap && d->caps.host_ptr && d->iface->buffer_from_host_ptr && can_map(m);
     sheaf_status s = mapped ? load_mapped(&l) : load_read(&l);
     sheaf_free(l.window);
     sheaf_free(l.packed);

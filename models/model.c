@@ -18,6 +18,7 @@ static sheaf_status open_vocabulary(sheaf_model *m, const sheaf_model_options *o
     if (!s && sheaf_tokenizer_size(m->tokenizer) > m->hp.n_vocab)
         return sheaf_fail(SHEAF_E_FORMAT, "%s: the vocabulary has %d tokens, the embedding %d rows", m->path,
                           sheaf_tokenizer_size(m->tokenizer), m->hp.n_vocab);
+    m->hp.n_tokens = s ? m->hp.n_vocab : sheaf_tokenizer_size(m->tokenizer);
     if (sheaf_gguf_get_str(m->gguf, "tokenizer.chat_template", &m->chat_template))
         m->chat_template = (sheaf_str){NULL, 0};
     sheaf_error_clear();

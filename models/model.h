@@ -8,7 +8,7 @@
  *     sheaf_context_new(model, &copts, &ctx);
  *     sheaf_batch b = {.n = n_prompt, .token = ids};              // positions follow on, last token's logits
  *     sheaf_decode(ctx, &b);
- *     sheaf_sampler_new(&sopts, sheaf_model_hparams(model)->n_vocab, &smp);
+ *     sheaf_sampler_new(&sopts, sheaf_model_hparams(model)->n_tokens, &smp);
  *     int32_t id = sheaf_sample(smp, sheaf_logits(ctx, 0));
  *
  * Who owns what: devices belong to the registry and must outlive the model; the model its contexts.
@@ -64,6 +64,8 @@ SHEAF_API void sheaf_model_free(sheaf_model *m);
 
 typedef struct sheaf_hparams {
     char arch[32], name[64], type[96]; /* "llama", general.name, "llama 135M Q4_1" */
+    int32_t n_tokens; /* ids that the vocabulary has; at most n_vocab, the rows of the embedding: those above mean
+                         nothing */
     int32_t n_vocab, n_ctx_train, n_embd, n_layer, n_ff, n_head, n_head_kv, head_k, head_v;
     float rms_eps, norm_eps; /* the latter where norms subtract the mean */
     sheaf_params rope;       /* sheaf_params.rope filled */

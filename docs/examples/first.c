@@ -17,7 +17,7 @@ static sheaf_status reply(sheaf_model *model, const char *prompt, int n) {
     so.seed = 1;
 
     sheaf_status s = sheaf_context_new(model, &co, &ctx);
-    if (!s) s = sheaf_sampler_new(&so, sheaf_model_hparams(model)->n_vocab, &sampler);
+    if (!s) s = sheaf_sampler_new(&so, sheaf_model_hparams(model)->n_tokens, &sampler);
     if (!s) s = sheaf_tokenize(tok, prompt, strlen(prompt), SHEAF_TOKENIZE_ADD_SPECIAL, &ids);
 
     sheaf_batch batch = {.n = (int32_t)ids.n, .token = ids.v};

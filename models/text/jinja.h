@@ -24,10 +24,10 @@ enum {
     JJ_MAX_NEST = 64,        /* brackets and blocks inside each other */
     JJ_MAX_TREE = 200,       /* nodes above each other: long chains of operators */
     JJ_MAX_DEPTH = 300,      /* evaluations inside each other, macros included */
-    JJ_MAX_STEPS = 50000000,
+    JJ_MAX_STEPS = 10000000,
     JJ_MAX_JSON_DEPTH = 64,
 };
-#define JJ_MAX_MEMORY ((size_t)512 << 20)
+#define JJ_MAX_MEMORY ((size_t)128 << 20)
 
 /* --- values ------------------------------------------------------------------------------------------ */
 

@@ -1,9 +1,11 @@
 /* Every command but `run`: the keys of its JSON, its exit codes, and what its results must satisfy. */
+#include "tensor/gguf.h"
 #include "tests/launch/spawn.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static double number(const outcome *o, const cJSON *j, const char *key) {
     return expect_key(o, j, key, cJSON_Number)->valuedouble;
@@ -437,6 +439,89 @@ Test(perplexity, a_logits_file_is_written_and_compared_with, .timeout = 100) {
     outcome_free(&read);
     outcome_free(&over);
     outcome_free(&under);
+    remove_folder(folder);
+}
+
+/* A head that another length belongs to, and rows that hold no numbers: neither may pass as a comparison. */
+Test(perplexity, a_logits_file_that_lies_is_refused, .timeout = 100) {
+    char *folder = make_folder(), path[600];
+    snprintf(path, sizeof path, "%s/base.kld", folder);
+    outcome wrote = sheaf(PPL "-q --kl-divergence-base %s", path);
+    expect_code(wrote, 0);
+    size_t n;
+    char *bytes = read_file(path, &n), *lie = malloc(n + 1000);
+    static const struct {
+        size_t at;
+        int32_t word;
+        ptrdiff_t more;
+    } lies[] = {
+        {8, 63, 0},
+        {8, 5, 0},
+        {16, 3, 0},
+        {8, 64, 1000},                             /* context, chunks, and a longer file */
+        {20 + 4 * 4 * 64, 0x7fc00000, 0},          /* a step of NaN */
+        {24 + 4 * 4 * 64, 0x7fc00000, 0},          /* a floor of NaN */
+        {20 + 4 * 4 * 64, (int32_t)0xf1490000, 0}, /* a step of -1e30 */
+    };
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        memcpy(lie, bytes, n);
+        memset(lie + n, 0, 1000);
+        memcpy(lie + lies[i].at, &lies[i].word, 4);
+        write_file(path, lie, n + (size_t)lies[i].more);
+        outcome o = sheaf("perplexity -m " TINY " -q --kl-divergence --kl-divergence-base %s", path);
+        expect_refusal(&o, 3);
+        outcome_free(&o);
+    }
+    free(lie);
+    free(bytes);
+    outcome_free(&wrote);
+    remove_folder(folder);
+}
+
+/* A weight that is NaN: no perplexity, and no divergence of 0. */
+Test(perplexity, a_model_without_numbers_is_refused, .timeout = 100) {
+    char *folder = make_folder(), path[600];
+    snprintf(path, sizeof path, "%s/nan.gguf", folder);
+    size_t n;
+    char *bytes = read_file(TINY, &n);
+    sheaf_gguf *g;
+    expect_ok(sheaf_gguf_open(TINY, &g));
+    const sheaf_gguf_tensor *t = sheaf_gguf_find_tensor(g, "output_norm.weight");
+    cr_assert(t != NULL);
+    size_t at = (size_t)t->offset;
+    sheaf_gguf_close(g);
+    memset(bytes + at, 0xff, 64);
+    write_file(path, bytes, n);
+    static const char *const more[] = {"", "--against cpu/2 --max-kl 1e-6"};
+    for (int i = 0; i < 2; i++) {
+        outcome o = sheaf("perplexity -m %s -f %s -c 64 --chunks 1 -q %s", path, TALES, more[i]);
+        expect_refusal(&o, 3);
+        outcome_free(&o);
+    }
+    free(bytes);
+    remove_folder(folder);
+}
+
+/* Two at once, and a neighbour's file: each writes under a name of its own. */
+Test(perplexity, writers_do_not_share_a_file, .timeout = 100) {
+    char *folder = make_folder(), path[600], beside[620], link[620];
+    snprintf(path, sizeof path, "%s/base.kld", folder);
+    snprintf(beside, sizeof beside, "%s.partial", path);
+    snprintf(link, sizeof link, "%s/link", folder);
+    write_file(beside, "mine", 4);
+    cr_assert_eq(symlink(path, link), 0);
+    write_file(path, "old", 3);
+    outcome o = sheaf(PPL "-q --kl-divergence-base %s", link);
+    expect_code(o, 0);
+    size_t n;
+    char *bytes = read_file(beside, &n);
+    cr_assert(n == 4 && !memcmp(bytes, "mine", 4), "a file that is not ours was written");
+    free(bytes);
+    bytes = read_file(path, &n);
+    cr_assert(n > 100 && !memcmp(bytes, "_logits_", 8), "a link was replaced, not followed");
+    free(bytes);
+    expect_int(count_entries(folder), 3);
+    outcome_free(&o);
     remove_folder(folder);
 }
 

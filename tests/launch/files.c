@@ -110,7 +110,8 @@ Test(files, a_wrong_byte_anywhere_in_the_head_never_crashes, .timeout = 600) {
 
 /* --- files made to be wrong --- */
 
-static const int64_t row[] = {64}, small[] = {64, 64}, vocab_ne[] = {64, 300};
+static const int64_t row[] = {64}, small[] = {64, 64}, vocab_ne[] = {64, 320};
+enum { VOCABULARY = 300 }; /* tokens; the embedding has a few rows more */
 
 static void add_head(gguf_build *b, const char *arch) {
     gguf_build_str(b, "general.architecture", arch);
@@ -124,11 +125,11 @@ static void add_head(gguf_build *b, const char *arch) {
 }
 
 static void add_vocabulary(gguf_build *b) {
-    static char pieces[300][8];
-    const char *list[300];
-    int32_t types[300];
-    float scores[300];
-    for (int i = 0; i < 300; i++) {
+    static char pieces[VOCABULARY][8];
+    const char *list[VOCABULARY];
+    int32_t types[VOCABULARY];
+    float scores[VOCABULARY];
+    for (int i = 0; i < VOCABULARY; i++) {
         if (i < 3)
             snprintf(pieces[i], sizeof pieces[i], "%s", i == 0 ? "<unk>" : i == 1 ? "<s>" : "</s>");
         else if (i < 259)
@@ -140,9 +141,9 @@ static void add_vocabulary(gguf_build *b) {
         scores[i] = (float)-i;
     }
     gguf_build_str(b, "tokenizer.ggml.model", "llama");
-    gguf_build_strs(b, "tokenizer.ggml.tokens", list, 300);
-    gguf_build_array(b, "tokenizer.ggml.token_type", SHEAF_GGUF_I32, types, 300);
-    gguf_build_array(b, "tokenizer.ggml.scores", SHEAF_GGUF_F32, scores, 300);
+    gguf_build_strs(b, "tokenizer.ggml.tokens", list, VOCABULARY);
+    gguf_build_array(b, "tokenizer.ggml.token_type", SHEAF_GGUF_I32, types, VOCABULARY);
+    gguf_build_array(b, "tokenizer.ggml.scores", SHEAF_GGUF_F32, scores, VOCABULARY);
     gguf_build_u32(b, "tokenizer.ggml.bos_token_id", 1);
     gguf_build_u32(b, "tokenizer.ggml.eos_token_id", 2);
 }
@@ -291,6 +292,45 @@ Test(files, faults_are_refused_by_whoever_needs_what_is_wrong, .timeout = 400) {
             outcome_free(&o);
         }
     }
+    remove_folder(folder);
+}
+
+/* Tensors may begin anywhere: general.alignment 1 behind a key of odd length. Such a file is read, not mapped. */
+Test(files, tensors_at_odd_places_are_read, .timeout = 200) {
+    char *folder = make_folder(), path[600];
+    snprintf(path, sizeof path, "%s/odd.gguf", folder);
+    for (uint32_t alignment = 1; alignment <= 16; alignment *= 2) {
+        gguf_build *b = gguf_build_new();
+        gguf_build_alignment(b, alignment, true);
+        add_head(b, "llama");
+        gguf_build_str(b, "general.odd", alignment == 1 ? "xx" : "x");
+        add_vocabulary(b);
+        add_weights(b, "");
+        gguf_build_file(b, path);
+        gguf_build_free(b);
+        for (int i = 0; i < N_OPENERS; i++) {
+            outcome o = open_with(i, path);
+            expect_code(o, 0);
+            outcome_free(&o);
+        }
+    }
+    remove_folder(folder);
+}
+
+/* Rows of the embedding beyond the vocabulary (padding) stand for nothing: they are never drawn. */
+Test(files, ids_without_a_token_are_not_drawn, .timeout = 60) {
+    char *folder = make_folder(), path[600];
+    snprintf(path, sizeof path, "%s/padded.gguf", folder);
+    make_fault(SOUND, path);
+    outcome o =
+        sheaf("run -m %s --raw -p a --ignore-eos --temp 5 --top-k 0 --top-p 1 --min-p 0 -n 40 --seed 3 --json", path);
+    cJSON *j = expect_json(&o);
+    const cJSON *id;
+    cJSON_ArrayForEach(id, expect_key(&o, j, "tokens", cJSON_Array)) {
+        cr_assert(id->valueint < VOCABULARY, "token %d of a vocabulary of %d was drawn", id->valueint, VOCABULARY);
+    }
+    cJSON_Delete(j);
+    outcome_free(&o);
     remove_folder(folder);
 }
 
