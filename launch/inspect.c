@@ -1,5 +1,6 @@
 /* `sheaf inspect FILE`: metadata, tensors, and with --check what is wrong beyond what opening refuses. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "launch/json.h"
@@ -34,6 +35,8 @@ static void problem(problems *p, const char *format, ...) {
 
 static void check_values(const sheaf_gguf *g, const sheaf_gguf_tensor *t, problems *p) {
     enum { BITE = 4096 };
+    char name[160];
+    if (!sheaf_type_valid(t->type)) return; /* nothing here can read it */
     uint8_t *raw = NULL;
     float *f = sheaf_malloc(BITE * sizeof *f);
     int64_t block = sheaf_type_block(t->type), step = BITE / block * block;
@@ -53,8 +56,8 @@ static void check_values(const sheaf_gguf *g, const sheaf_gguf_tensor *t, proble
             for (int64_t i = 0; i < elements && bad < 0; i++)
                 if (!isfinite(f[i])) bad = i;
             if (bad >= 0) {
-                problem(p, "%.*s: value %g near byte %llu of its data", (int)t->name.n, t->name.s, (double)f[bad],
-                        (unsigned long long)at);
+                problem(p, "%s: value %g near byte %llu of its data", sheaf_str_text(t->name, name, sizeof name),
+                        (double)f[bad], (unsigned long long)at);
                 break;
             }
         }
@@ -63,39 +66,54 @@ static void check_values(const sheaf_gguf *g, const sheaf_gguf_tensor *t, proble
     sheaf_free(f);
 }
 
+static int by_place(const void *a, const void *b) {
+    const sheaf_gguf_tensor *x = *(const sheaf_gguf_tensor *const *)a, *y = *(const sheaf_gguf_tensor *const *)b;
+    if (x->shard != y->shard) return x->shard < y->shard ? -1 : 1;
+    return (x->offset > y->offset) - (x->offset < y->offset);
+}
+
+/* In order of places, a tensor overlaps an earlier one if it begins before the furthest end so far. */
 static void check_overlaps(const sheaf_gguf *g, problems *p) {
-    int64_t n = sheaf_gguf_n_tensors(g);
-    for (int64_t i = 1; i < n; i++) {
-        /* files are written in order; one pass over neighbours finds what a writer gets wrong */
-        const sheaf_gguf_tensor *a = sheaf_gguf_tensor_at(g, i - 1), *b = sheaf_gguf_tensor_at(g, i);
-        if (a->shard == b->shard && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes)
-            problem(p, "%.*s and %.*s share bytes of the file", (int)a->name.n, a->name.s, (int)b->name.n, b->name.s);
+    char a[160], b[160];
+    size_t n = (size_t)sheaf_gguf_n_tensors(g);
+    const sheaf_gguf_tensor **sorted = sheaf_malloc((n + 1) * sizeof *sorted);
+    if (!sorted) {
+        p->lost = true;
+        return;
     }
+    for (size_t i = 0; i < n; i++) sorted[i] = sheaf_gguf_tensor_at(g, (int64_t)i);
+    qsort(sorted, n, sizeof *sorted, by_place);
+    const sheaf_gguf_tensor *last = NULL;
+    for (size_t i = 0; i < n; i++) {
+        const sheaf_gguf_tensor *t = sorted[i];
+        if (last && last->shard == t->shard && t->offset < last->offset + last->bytes)
+            problem(p, "%s and %s share bytes of the file", sheaf_str_text(last->name, a, sizeof a),
+                    sheaf_str_text(t->name, b, sizeof b));
+        if (!last || last->shard != t->shard || t->offset + t->bytes > last->offset + last->bytes) last = t;
+    }
+    sheaf_free(sorted);
 }
 
 static void check_all(const sheaf_gguf *g, problems *p) {
-    sheaf_str arch;
-    if (sheaf_gguf_get_str(g, "general.architecture", &arch)) problem(p, "%s", sheaf_error());
-    if (!sheaf_gguf_n_tensors(g)) problem(p, "the file has no tensors");
+    sheaf_str text;
+    bool model = sheaf_gguf_get_str(g, "general.type", &text) || (text.n == 5 && !memcmp(text.s, "model", 5));
+    if (model && sheaf_gguf_get_str(g, "general.architecture", &text)) problem(p, "%s", sheaf_error());
+    if (model && !sheaf_gguf_n_tensors(g)) problem(p, "the file has no tensors");
     check_overlaps(g, p);
     for (int64_t i = 0; i < sheaf_gguf_n_tensors(g); i++) check_values(g, sheaf_gguf_tensor_at(g, i), p);
     sheaf_tokenizer *t = NULL;
-    if (sheaf_gguf_find(g, "tokenizer.ggml.model") >= 0 && sheaf_tokenizer_new(g, NULL, &t))
-        problem(p, "%s", sheaf_error());
+    sheaf_status s = SHEAF_OK;
+    if (sheaf_gguf_find(g, "tokenizer.ggml.model") >= 0) s = sheaf_tokenizer_new(g, NULL, &t);
+    if (s && s != SHEAF_E_UNSUPPORTED) problem(p, "%s", sheaf_error()); /* what we cannot run may still be whole */
     sheaf_tokenizer_free(t);
 }
 
 /* --- a person's view --- */
 
 static void print_value(sheaf_gguf_type type, const sheaf_gguf_value *v) {
+    char text[80];
     switch (type) {
-    case SHEAF_GGUF_STRING: {
-        size_t n = v->str.n < 60 ? v->str.n : 60;
-        putchar('"');
-        for (size_t i = 0; i < n; i++) putchar((unsigned char)v->str.s[i] < ' ' ? ' ' : v->str.s[i]);
-        fputs(n < v->str.n ? "...\"" : "\"", stdout);
-        break;
-    }
+    case SHEAF_GGUF_STRING: printf("\"%s\"", sheaf_str_text(v->str, text, sizeof text)); break;
     case SHEAF_GGUF_BOOL: fputs(v->b ? "true" : "false", stdout); break;
     case SHEAF_GGUF_F32:
     case SHEAF_GGUF_F64: printf("%.9g", v->f); break;
@@ -109,19 +127,21 @@ static void print_array(const sheaf_gguf *g, int64_t key, int64_t n) {
     for (int64_t j = 0; j < n && j < SHOWN_ELEMENTS; j++) {
         sheaf_gguf_type type;
         sheaf_gguf_value v;
-        if (sheaf_gguf_element(g, key, j, &type, &v)) break;
         if (j) fputs(", ", stdout);
-        print_value(type, &v);
+        if (sheaf_gguf_element(g, key, j, &type, &v))
+            fputs("[...]", stdout); /* an array of arrays */
+        else
+            print_value(type, &v);
     }
     if (n > SHOWN_ELEMENTS) fputs(", ...", stdout);
 }
 
 static void print_metadata(const sheaf_gguf *g) {
     for (int64_t i = 0; i < sheaf_gguf_n_keys(g); i++) {
-        sheaf_str key = sheaf_gguf_key(g, i);
+        char key[160];
         sheaf_gguf_type type;
         sheaf_gguf_value v;
-        printf("%-44.*s ", (int)key.n, key.s);
+        printf("%-44s ", sheaf_str_text(sheaf_gguf_key(g, i), key, sizeof key));
         int64_t n = sheaf_gguf_array_length(g, i);
         if (n >= 0)
             print_array(g, i, n);
@@ -131,19 +151,49 @@ static void print_metadata(const sheaf_gguf *g) {
     }
 }
 
-static void print_tensors(const sheaf_gguf *g) {
-    uint64_t total = 0;
+/* --- sizes --- */
+
+typedef struct share {
+    int64_t tensors, elements;
+    uint64_t bytes;
+} share;
+
+static int64_t elements_of(const sheaf_gguf_tensor *t) { return t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
+
+/* What each element type has of the file; the sum of all is returned. */
+static share shares_of(const sheaf_gguf *g, share by_type[SHEAF_TYPE_COUNT]) {
+    share all = {0};
+    memset(by_type, 0, SHEAF_TYPE_COUNT * sizeof *by_type);
     for (int64_t i = 0; i < sheaf_gguf_n_tensors(g); i++) {
         const sheaf_gguf_tensor *t = sheaf_gguf_tensor_at(g, i);
-        char shape[96];
+        share *to[2] = {&by_type[t->type], &all};
+        for (int k = 0; k < 2; k++) {
+            to[k]->tensors++;
+            to[k]->elements += elements_of(t);
+            to[k]->bytes += t->bytes;
+        }
+    }
+    return all;
+}
+
+static void print_tensors(const sheaf_gguf *g) {
+    share by_type[SHEAF_TYPE_COUNT], all = shares_of(g, by_type);
+    for (int64_t i = 0; i < sheaf_gguf_n_tensors(g); i++) {
+        const sheaf_gguf_tensor *t = sheaf_gguf_tensor_at(g, i);
+        char shape[96], name[160];
         int at = 0;
         for (int d = 0; d < t->n_dims; d++)
             at += snprintf(shape + at, sizeof shape - (size_t)at, "%s%lld", d ? " x " : "", (long long)t->ne[d]);
-        printf("%-44.*s %-7s %-22s %12llu bytes at %llu\n", (int)t->name.n, t->name.s, sheaf_type_name(t->type), shape,
-               (unsigned long long)t->bytes, (unsigned long long)t->offset);
-        total += t->bytes;
+        printf("%-44s %-7s %-22s %12llu bytes at %llu\n", sheaf_str_text(t->name, name, sizeof name),
+               sheaf_gguf_element_name(t->type), shape, (unsigned long long)t->bytes, (unsigned long long)t->offset);
     }
-    printf("%lld tensors, %llu bytes\n", (long long)sheaf_gguf_n_tensors(g), (unsigned long long)total);
+    for (int t = 0; t < SHEAF_TYPE_COUNT; t++)
+        if (by_type[t].tensors)
+            printf("%-7s %6lld tensors %15lld elements %15llu bytes\n", sheaf_gguf_element_name((sheaf_type)t),
+                   (long long)by_type[t].tensors, (long long)by_type[t].elements, (unsigned long long)by_type[t].bytes);
+    printf("%lld tensors, %llu bytes, %lld elements, %.2f bits each\n", (long long)all.tensors,
+           (unsigned long long)all.bytes, (long long)all.elements,
+           all.elements ? (double)all.bytes * 8 / (double)all.elements : 0);
 }
 
 /* --- a machine's view --- */
@@ -154,6 +204,7 @@ static void add_value(jdoc *d, cJSON *to, const char *key, sheaf_gguf_type type,
     case SHEAF_GGUF_BOOL: j_bool(d, to, key, v->b); break;
     case SHEAF_GGUF_F32:
     case SHEAF_GGUF_F64: j_number(d, to, key, v->f); break;
+    case SHEAF_GGUF_U64: j_unsigned(d, to, key, v->u); break;
     default: j_integer(d, to, key, v->i); break;
     }
 }
@@ -162,18 +213,38 @@ static void add_metadata(jdoc *d, const sheaf_gguf *g) {
     cJSON *m = j_object(d, d->root, "metadata");
     for (int64_t i = 0; i < sheaf_gguf_n_keys(g); i++) {
         sheaf_str key = sheaf_gguf_key(g, i);
-        char name[512];
-        snprintf(name, sizeof name, "%.*s", (int)(key.n < 500 ? key.n : 500), key.s);
+        char *name = sheaf_malloc(4 * key.n + 1); /* escaped */
+        if (!name) {
+            d->failed = true;
+            return;
+        }
+        sheaf_str_text(key, name, 4 * key.n + 1);
         sheaf_gguf_type type;
         sheaf_gguf_value v;
         int64_t n = sheaf_gguf_array_length(g, i);
-        if (n < 0) {
-            if (!sheaf_gguf_scalar(g, i, &type, &v)) add_value(d, m, name, type, &v);
-            continue;
+        cJSON *list = n < 0 ? NULL : j_array(d, m, name);
+        if (n < 0 && !sheaf_gguf_scalar(g, i, &type, &v)) add_value(d, m, name, type, &v);
+        for (int64_t j = 0; j < n; j++) {
+            if (sheaf_gguf_element(g, i, j, &type, &v))
+                j_null(d, list, NULL); /* an array of arrays */
+            else
+                add_value(d, list, NULL, type, &v);
         }
-        cJSON *list = j_array(d, m, name);
-        for (int64_t j = 0; j < n; j++)
-            if (!sheaf_gguf_element(g, i, j, &type, &v)) add_value(d, list, NULL, type, &v);
+        sheaf_free(name);
+    }
+}
+
+static void add_types(jdoc *d, const sheaf_gguf *g) {
+    share by_type[SHEAF_TYPE_COUNT];
+    shares_of(g, by_type);
+    cJSON *list = j_array(d, d->root, "types");
+    for (int t = 0; t < SHEAF_TYPE_COUNT; t++) {
+        if (!by_type[t].tensors) continue;
+        cJSON *row = j_object(d, list, NULL);
+        j_string(d, row, "type", sheaf_gguf_element_name((sheaf_type)t));
+        j_integer(d, row, "tensors", by_type[t].tensors);
+        j_integer(d, row, "elements", by_type[t].elements);
+        j_integer(d, row, "bytes", (int64_t)by_type[t].bytes);
     }
 }
 
@@ -187,12 +258,13 @@ static sheaf_status print_json(const sheaf_gguf *g, const problems *p) {
         const sheaf_gguf_tensor *t = sheaf_gguf_tensor_at(g, i);
         cJSON *row = j_object(&d, list, NULL);
         j_text(&d, row, "name", t->name);
-        j_string(&d, row, "type", sheaf_type_name(t->type));
+        j_string(&d, row, "type", sheaf_gguf_element_name(t->type));
         cJSON *ne = j_array(&d, row, "ne");
         for (int k = 0; k < t->n_dims; k++) j_integer(&d, ne, NULL, t->ne[k]);
         j_integer(&d, row, "offset", (int64_t)t->offset);
         j_integer(&d, row, "bytes", (int64_t)t->bytes);
     }
+    add_types(&d, g);
     cJSON *found = j_array(&d, d.root, "problems");
     for (size_t i = 0; i < p->n; i++) j_string(&d, found, NULL, p->line[i]);
     return j_print(&d, false);
@@ -205,7 +277,7 @@ sheaf_status cmd_inspect(const options *o) {
         sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: FILE: inspect takes one");
         return sheaf_error_hint(s, "sheaf inspect FILE");
     }
-    sheaf_status s = sheaf_gguf_open(o->positional[0], &g);
+    sheaf_status s = sheaf_gguf_open_to_look(o->positional[0], &g);
     if (s) return sheaf_error_context(s, "inspecting");
     if (o->check) check_all(g, &p);
     if (o->json) {

@@ -26,6 +26,12 @@ void j_integer(jdoc *d, cJSON *to, const char *key, int64_t value) {
     (void)add(d, to, key, cJSON_CreateRaw(digits)); /* a double would lose bits above 2^53 */
 }
 
+void j_unsigned(jdoc *d, cJSON *to, const char *key, uint64_t value) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
+    (void)add(d, to, key, cJSON_CreateRaw(digits));
+}
+
 /* cJSON's strings end at a NUL and would lose what follows: U+FFFD stands in for each. `s` itself if it has none;
  * NULL: out of memory. */
 static char *without_nuls(char *s, size_t n) {

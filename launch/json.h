@@ -16,6 +16,7 @@ cJSON *j_object(jdoc *d, cJSON *to, const char *key);
 cJSON *j_array(jdoc *d, cJSON *to, const char *key);
 void j_number(jdoc *d, cJSON *to, const char *key, double value);
 void j_integer(jdoc *d, cJSON *to, const char *key, int64_t value); /* all 64 bits, in digits */
+void j_unsigned(jdoc *d, cJSON *to, const char *key, uint64_t value);
 void j_string(jdoc *d, cJSON *to, const char *key, const char *value);
 void j_text(jdoc *d, cJSON *to, const char *key, sheaf_str value); /* bytes: invalid UTF-8 becomes U+FFFD, NULs too */
 void j_bool(jdoc *d, cJSON *to, const char *key, bool value);

@@ -57,6 +57,10 @@ typedef struct sheaf_gguf_tensor {
 /* Opens `path`; any shard of a split set opens the whole set (case G02). Errors name the file, the
  * key or tensor, the byte, and what was found: SHEAF_E_IO, _FORMAT, _UNSUPPORTED, _NO_MEMORY. */
 SHEAF_API sheaf_status sheaf_gguf_open(const char *path, sheaf_gguf **out);
+/* The same for looking only: tensors may have element types that nothing here computes with (type is then the file's
+ * number, sheaf_type_valid false of it). */
+SHEAF_API sheaf_status sheaf_gguf_open_to_look(const char *path, sheaf_gguf **out);
+SHEAF_API const char *sheaf_gguf_element_name(sheaf_type type); /* sheaf_type_name, and names of those */
 /* The same on bytes in memory (fuzzing, tests); the bytes must outlive the gguf. */
 SHEAF_API sheaf_status sheaf_gguf_open_memory(const void *bytes, size_t size, sheaf_gguf **out);
 SHEAF_API void sheaf_gguf_close(sheaf_gguf *g);

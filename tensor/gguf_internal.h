@@ -5,6 +5,7 @@
  *   gguf_index.c   name -> number, hashed
  *   gguf_shards.c  one file or a whole split set -> sheaf_gguf
  *   gguf.c         lookups on the result
+ *   gguf_foreign.c types that can only be looked at
  *
  * Positions in a header are 32-bit (GGUF_MAX_HEADER), because the header buffer moves while it grows
  * and 4 bytes a string keep the index smaller than the strings themselves.
@@ -36,7 +37,8 @@ typedef struct gguf_index {
 
 typedef struct gguf_file {
     char *path;
-    int fd; /* -1: bytes in memory */
+    int fd;       /* -1: bytes in memory */
+    bool foreign; /* opened to be looked at: types without kernels may occur */
     uint64_t size;
     const uint8_t *head; /* header bytes; `owned` of a file, the caller's for memory */
     uint8_t *owned;
@@ -62,6 +64,13 @@ struct sheaf_gguf {
     uint32_t n_tensors;
     gguf_index names;
 };
+
+typedef struct gguf_foreign_type {
+    uint32_t id;
+    const char *name;
+    int32_t block, bytes;
+} gguf_foreign_type;
+const gguf_foreign_type *gguf_foreign(uint32_t id); /* NULL: no such type is known */
 
 /* Opens a regular file read-only and learns its size. On failure nothing is held. */
 sheaf_status gguf_file_open(gguf_file *f, const char *path);

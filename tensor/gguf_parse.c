@@ -302,16 +302,19 @@ static sheaf_status parse_keys(cursor *c, uint64_t n_keys) {
 
 /* Elements and bytes of a shape, refusing every wrap (case G01). */
 static sheaf_status measure(const cursor *c, sheaf_gguf_tensor *t) {
+    const gguf_foreign_type *foreign = sheaf_type_valid(t->type) ? NULL : gguf_foreign((uint32_t)t->type);
+    int64_t block = foreign ? foreign->block : sheaf_type_block(t->type);
+    size_t block_bytes = foreign ? (size_t)foreign->bytes : sheaf_type_bytes(t->type), row;
     int64_t rows = 1, elements;
     for (int d = 1; d < t->n_dims; d++)
         if (__builtin_mul_overflow(rows, t->ne[d], &rows))
             return bad(c, SHEAF_E_FORMAT, "number of elements wraps at dimension %d", d);
     if (__builtin_mul_overflow(rows, t->ne[0], &elements)) return bad(c, SHEAF_E_FORMAT, "number of elements wraps");
-    if (t->ne[0] % sheaf_type_block(t->type))
+    if (t->ne[0] % block)
         return bad(c, SHEAF_E_FORMAT, "rows of %lld elements are no whole number of %s blocks (%lld)",
-                   (long long)t->ne[0], sheaf_type_name(t->type), (long long)sheaf_type_block(t->type));
-    size_t row = sheaf_row_bytes(t->type, t->ne[0]);
-    if (row == SIZE_MAX || __builtin_mul_overflow((uint64_t)row, (uint64_t)rows, &t->bytes) || t->bytes > INT64_MAX)
+                   (long long)t->ne[0], sheaf_gguf_element_name(t->type), (long long)block);
+    if (sheaf_mul_overflow((size_t)(t->ne[0] / block), block_bytes, &row) ||
+        __builtin_mul_overflow((uint64_t)row, (uint64_t)rows, &t->bytes) || t->bytes > INT64_MAX)
         return bad(c, SHEAF_E_FORMAT, "number of bytes wraps");
     return SHEAF_OK;
 }
@@ -348,7 +351,7 @@ static sheaf_status parse_tensor(cursor *c) {
     if (!s) s = take_u32(c, &type);
     if (!s) s = take_u64(c, &t.offset);
     if (s) return s;
-    if (!sheaf_type_valid(type))
+    if (!sheaf_type_valid(type) && !(f->foreign && gguf_foreign(type)))
         return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: type %d of tensor %s not supported", f->path, (int)type, c->name);
     t.type = (sheaf_type)type;
     s = measure(c, &t);

@@ -83,6 +83,7 @@ static sheaf_status open_sibling(gguf_file *f, const gguf_file *first, size_t pr
     sheaf_free(path);
     if (s) return sheaf_error_context(s, "shard %d of %lld", no + 1, (long long)want->count);
     split sp;
+    f->foreign = first->foreign;
     s = gguf_parse(f);
     if (!s) s = split_of(f, &sp);
     if (s) return s;
@@ -185,6 +186,14 @@ sheaf_status sheaf_gguf_open(const char *path, sheaf_gguf **out) {
     *out = NULL;
     gguf_file first;
     sheaf_status s = gguf_file_open(&first, path);
+    return s ? s : assemble(&first, out);
+}
+
+sheaf_status sheaf_gguf_open_to_look(const char *path, sheaf_gguf **out) {
+    *out = NULL;
+    gguf_file first;
+    sheaf_status s = gguf_file_open(&first, path);
+    first.foreign = true;
     return s ? s : assemble(&first, out);
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Write the seed corpus of fuzz_gguf: small files that reach every branch of an honest header.
+"""Write the seed corpora of fuzz_gguf (small files that reach every branch of an honest header) and fuzz_imatrix.
 
-    python3 tests/fuzz/make_seeds.py tests/fuzz/corpus/gguf
+    python3 tests/fuzz/make_seeds.py tests/fuzz/corpus
 """
 
 import pathlib
@@ -34,8 +34,28 @@ def whole(keys: list, tensors: list, data: int, version: int = 3, align: int = 3
     return out + b"\0" * (-len(out) % align) + b"\0" * data
 
 
+def imatrix() -> dict:
+    """Both forms of an importance matrix of two tensors."""
+    name = b"blk.0.ffn_up.weight"
+    weights = struct.pack("<4f", 1, 2, 3, 4)
+    entry = struct.pack("<i", len(name)) + name + struct.pack("<ii", 2, 4) + weights
+    other = struct.pack("<i", 2) + b"t0" + struct.pack("<iif", 0, 1, 5)
+    keys = [key(b"general.type", STRING, text(b"imatrix")), key(b"imatrix.chunk_count", 4, struct.pack("<I", 3)),
+            key(b"imatrix.datasets", ARRAY, array(STRING, [b"tales"]))]
+    infos = [tensor(name + b".in_sum2", [2, 2], 0, 0), tensor(name + b".counts", [1, 2], 0, 32)]
+    head = whole(keys, infos, 0)
+    return {
+        "dat": struct.pack("<i", 2) + entry + other + struct.pack("<ii", 3, 5) + b"tales",
+        "dat-old": struct.pack("<i", 1) + entry,
+        "gguf": head + weights + b"\0" * 16 + struct.pack("<2f", 4, 0),
+    }
+
+
 def main() -> None:
-    folder = pathlib.Path(sys.argv[1])
+    for name, content in imatrix().items():
+        (pathlib.Path(sys.argv[1]) / "imatrix").mkdir(parents=True, exist_ok=True)
+        (pathlib.Path(sys.argv[1]) / "imatrix" / name).write_bytes(content)
+    folder = pathlib.Path(sys.argv[1]) / "gguf"
     folder.mkdir(parents=True, exist_ok=True)
     scalars = [key(f"k{t}".encode(), t, struct.pack("<" + c, 1)) for t, c in SCALARS.items()]
     arrays = [key(f"a{t}".encode(), ARRAY, array(t, [1, 0, 1])) for t in SCALARS]

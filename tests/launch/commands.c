@@ -1,6 +1,7 @@
 /* Every command but `run`: the keys of its JSON, its exit codes, and what its results must satisfy. */
 #include "tensor/gguf.h"
 #include "tests/launch/spawn.h"
+#include "tests/support/gguf_build.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -671,5 +672,45 @@ Test(inspect, a_nan_is_a_problem_and_exit_1, .timeout = 60) {
         outcome_free(&unchecked);
         free(bytes);
     }
+    remove_folder(folder);
+}
+
+/* A file of another family, with an element type that nothing here computes with, odd keys and shared bytes. */
+Test(inspect, any_file_can_be_looked_at, .timeout = 60) {
+    static const uint8_t nested[] = {9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5};
+    char *folder = make_folder(), path[600];
+    snprintf(path, sizeof path, "%s/odd.gguf", folder);
+    gguf_build *b = gguf_build_new();
+    gguf_build_str(b, "general.architecture", "nosuch");
+    gguf_build_str(b, "bell", "a\ab");
+    gguf_build_u64(b, "large", UINT64_MAX);
+    gguf_build_raw_key(b, "nested", 6, SHEAF_GGUF_ARRAY, nested, sizeof nested);
+    gguf_build_raw_tensor(b, "a", 1, 1, (uint64_t[]){256}, 16, 0); /* iq2_xxs: 66 bytes */
+    gguf_build_raw_tensor(b, "b", 1, 1, (uint64_t[]){8}, SHEAF_F32, 96);
+    gguf_build_raw_tensor(b, "c", 1, 1, (uint64_t[]){8}, SHEAF_F32, 64);  /* 64..96, inside nothing */
+    gguf_build_raw_tensor(b, "d", 1, 1, (uint64_t[]){16}, SHEAF_F32, 32); /* 32..96: a and c */
+    uint8_t zeros[160] = {0};
+    gguf_build_trailing(b, zeros, sizeof zeros);
+    gguf_build_file(b, path);
+    gguf_build_free(b);
+    outcome text = sheaf("inspect %s", path), check = sheaf("inspect --check %s", path),
+            json = sheaf("inspect --json %s", path), run = sheaf("run -m %s -p x", path);
+    expect_code(text, 0);
+    expect_has(text, text.out, "iq2_xxs");
+    expect_has(text, text.out, "18446744073709551615");
+    expect_has(text, text.out, "a\\x07b");
+    expect_has(text, text.out, "[1] [...]");
+    expect_has(text, text.out, "f32          3 tensors");
+    expect_code(check, 1);
+    expect_has(check, check.out, "a and d share bytes");
+    expect_has(check, check.out, "d and c share bytes");
+    expect_says(check, "2 problems");
+    cJSON *j = expect_json(&json);
+    const cJSON *types = expect_key(&json, j, "types", cJSON_Array);
+    expect_int(cJSON_GetArraySize(types), 2);
+    expect_int(expect_key(&json, cJSON_GetArrayItem(types, 1), "bytes", cJSON_Number)->valueint, 66);
+    cJSON_Delete(j);
+    expect_refusal(&run, 3);
+    outcome_free(&text), outcome_free(&check), outcome_free(&json), outcome_free(&run);
     remove_folder(folder);
 }
