@@ -94,7 +94,29 @@ static void check_overlaps(const sheaf_gguf *g, problems *p) {
     sheaf_free(sorted);
 }
 
-static void check_all(const sheaf_gguf *g, problems *p) {
+/* Would it load? Keys that a family needs, shapes that follow from them, tensors that are missing: without reading
+ * data, so that a large file takes no memory. A family that we do not run may still be whole. */
+static void check_model(const char *path, problems *p) {
+    sheaf_registry *registry = NULL;
+    sheaf_device *device;
+    sheaf_model *model = NULL;
+    int n = 0;
+    sheaf_open_options oo = {.n_threads = 1, .n_parts = 1};
+    sheaf_status s = sheaf_registry_new(&registry);
+    if (!s) s = sheaf_devices_open(registry, "cpu", &oo, &device, 1, &n);
+    if (s) {
+        p->lost = true;
+    } else {
+        sheaf_model_options mo = {
+            .registry = registry, .devices = &device, .n_devices = 1, .devices_name = "cpu", .no_data = true};
+        s = sheaf_model_load(path, &mo, &model);
+        if (s && s != SHEAF_E_UNSUPPORTED) problem(p, "%s", sheaf_error());
+    }
+    sheaf_model_free(model);
+    sheaf_registry_free(registry);
+}
+
+static void check_all(const sheaf_gguf *g, const char *path, problems *p) {
     sheaf_str text;
     bool model = sheaf_gguf_get_str(g, "general.type", &text) || (text.n == 5 && !memcmp(text.s, "model", 5));
     if (model && sheaf_gguf_get_str(g, "general.architecture", &text)) problem(p, "%s", sheaf_error());
@@ -106,6 +128,7 @@ static void check_all(const sheaf_gguf *g, problems *p) {
     if (sheaf_gguf_find(g, "tokenizer.ggml.model") >= 0) s = sheaf_tokenizer_new(g, NULL, &t);
     if (s && s != SHEAF_E_UNSUPPORTED) problem(p, "%s", sheaf_error()); /* what we cannot run may still be whole */
     sheaf_tokenizer_free(t);
+    if (model && !p->n) check_model(path, p);
 }
 
 /* --- a person's view --- */
@@ -279,7 +302,7 @@ sheaf_status cmd_inspect(const options *o) {
     }
     sheaf_status s = sheaf_gguf_open_to_look(o->positional[0], &g);
     if (s) return sheaf_error_context(s, "inspecting");
-    if (o->check) check_all(g, &p);
+    if (o->check) check_all(g, o->positional[0], &p);
     if (o->json) {
         s = print_json(g, &p);
     } else {

@@ -295,6 +295,27 @@ Test(files, faults_are_refused_by_whoever_needs_what_is_wrong, .timeout = 400) {
     remove_folder(folder);
 }
 
+/* `inspect --check` finds what loading would. */
+Test(files, inspect_finds_what_a_model_lacks, .timeout = 100) {
+    static const enum fault faults[] = {NO_NORM,    NO_MATRIX,   HUGE_LAYERS, HUGE_HEADS,
+                                        ZERO_HEADS, WRONG_SHAPE, NAN_EPS,     NAME_TWICE};
+    char *folder = make_folder(), path[600];
+    snprintf(path, sizeof path, "%s/fault.gguf", folder);
+    make_fault(SOUND, path);
+    outcome sound = sheaf("inspect %s --check", path);
+    expect_code(sound, 0);
+    outcome_free(&sound);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        make_fault(faults[i], path);
+        outcome o = sheaf("inspect %s --check --json", path);
+        cr_assert(o.code == 1 || o.code == 3, "%s: exit %d: %s", fault_names[faults[i]], o.code, o.out);
+        if (o.code == 1) expect_has(o, o.out, "\"problems\":");
+        expect_has_not(o, o.out, "\"problems\":\t[]");
+        outcome_free(&o);
+    }
+    remove_folder(folder);
+}
+
 /* Tensors may begin anywhere: general.alignment 1 behind a key of odd length. Such a file is read, not mapped. */
 Test(files, tensors_at_odd_places_are_read, .timeout = 200) {
     char *folder = make_folder(), path[600];
