@@ -161,6 +161,29 @@ Test(prepare, orders_views_by_their_bytes, .timeout = 10) {
     workbench_close(&w);
 }
 
+/* --- lifetimes ------------------------------------------------------------------------------------------------ */
+
+/* Nodes: h 0, first 1, transpose 2, last 3, the end 4. Whoever reads h last may write its result over it, unless
+ * another reads it at the same time: then it lives one node longer. */
+Test(prepare, keeps_what_a_neighbour_reads_at_the_same_time, .timeout = 10) {
+    for (int crowded = 0; crowded < 2; crowded++) {
+        workbench w;
+        cr_assert_eq(workbench_open(&w, "cpu", 1, ""), SHEAF_OK, "%s", sheaf_error());
+        sheaf_tensor *h = sheaf_scale(w.arena, sheaf_new_2d(w.arena, SHEAF_F32, 32, 32), 2, 0);
+        sheaf_tensor *first = crowded ? sheaf_mul_mat(w.arena, sheaf_new_2d(w.arena, SHEAF_F32, 32, 32), h)
+                                      : sheaf_new_2d(w.arena, SHEAF_F32, 32, 32);
+        sheaf_tensor *last = sheaf_cont(w.arena, sheaf_transpose(w.arena, h));
+        cpu_program *p = compile(&w, sheaf_mul_mat(w.arena, first, last));
+        cr_assert_eq(p->n_groups, 3, "%d groups", p->n_groups);
+        int32_t until = -1;
+        for (int32_t i = 0; i < p->n_keep; i++)
+            if (p->keep[i].slot == h->index) until = p->keep[i].until_node;
+        cr_assert_eq(until, crowded ? 4 : -1, "kept until node %d", until);
+        cpu_program_free(p);
+        workbench_close(&w);
+    }
+}
+
 /* --- memory that is planned ------------------------------------------------------------------------------------- */
 
 static void set_ints(sheaf_arena *a) {

@@ -65,10 +65,10 @@ static sheaf_status compute(net *t, sheaf_backend *b, sheaf_arena *a, int tokens
     return s;
 }
 
-/* What ranks compare: the hash of the plan for `tokens` columns. */
-static uint64_t hash_of(net *t, sheaf_backend *b, sheaf_arena *a, int tokens, int segment) {
+/* The graph for `tokens` columns, prepared and no more. */
+static sheaf_prepared *prepare(net *t, sheaf_backend *b, sheaf_arena *a, int tokens, int segment) {
     sheaf_graph *g;
-    sheaf_arena_reset(a);
+    sheaf_prepared *prepared;
     sheaf_tensor *in = sheaf_set_flag(sheaf_new_2d(a, SHEAF_F32, WIDTH, tokens), SHEAF_FLAG_INPUT);
     sheaf_tensor *h = sheaf_unary_op(a, sheaf_mul_mat(a, t->up, in), SHEAF_UNARY_SILU);
     sheaf_tensor *p = sheaf_mul_mat_segments(a, sheaf_mul_mat(a, t->down, h), segment);
@@ -76,8 +76,14 @@ static uint64_t hash_of(net *t, sheaf_backend *b, sheaf_arena *a, int tokens, in
     expect_ok(sheaf_graph_new(a, 16, &g));
     expect_ok(sheaf_graph_expand(g, out));
     expect_ok(sheaf_graph_seal(g));
-    sheaf_prepared *prepared;
     expect_ok(sheaf_backend_prepare(b, g, &prepared));
+    return prepared;
+}
+
+/* What ranks compare: the hash of the plan for `tokens` columns. */
+static uint64_t hash_of(net *t, sheaf_backend *b, sheaf_arena *a, int tokens, int segment) {
+    sheaf_arena_reset(a);
+    sheaf_prepared *prepared = prepare(t, b, a, tokens, segment);
     uint64_t hash = sheaf_plan_get_info(sheaf_meta_plan(prepared)).hash;
     sheaf_prepared_free(b, prepared);
     return hash;
@@ -133,6 +139,34 @@ Test(lives, plans_are_found_again_and_few, .timeout = 120) {
     sheaf_backend_free(h.backend);
     for (int d = 0; d < 2; d++) expect_int(sheaf_meta_bytes(h.meta, d, SHEAF_USAGE_COMPUTE), 0);
     expect_ok(sheaf_backend_new(h.meta, &h.backend));
+    house_close(&h);
+}
+
+/* The bound on plans is for those that nobody uses: a plan that is still prepared for a graph stays. */
+Test(lives, plans_in_use_are_not_dropped, .timeout = 60) {
+    enum { LIVE = 20 };
+    house h;
+    net t;
+    sheaf_arena *a;
+    sheaf_prepared *prepared[LIVE];
+    uint64_t hash[LIVE];
+    house_open(&h, 2);
+    net_open(&t, &h);
+    expect_ok(sheaf_arena_new(1 << 18, &a));
+    for (int k = 0; k < LIVE; k++) {
+        prepared[k] = prepare(&t, h.backend, a, 1 + k, 32);
+        hash[k] = sheaf_plan_get_info(sheaf_meta_plan(prepared[k])).hash;
+    }
+    expect_int(sheaf_meta_cache_stats(h.backend).plans, LIVE);
+    expect_int(sheaf_meta_cache_stats(h.backend).evictions, 0);
+    for (int k = 0; k < LIVE; k++) {
+        expect_int(sheaf_plan_get_info(sheaf_meta_plan(prepared[k])).hash == hash[k], 1);
+        sheaf_prepared_free(h.backend, prepared[k]);
+    }
+    sheaf_prepared_free(h.backend, prepare(&t, h.backend, a, LIVE + 1, 32)); /* now they may go */
+    expect_int(sheaf_meta_cache_stats(h.backend).plans, 16);
+    sheaf_arena_free(a);
+    net_close(&t);
     house_close(&h);
 }
 

@@ -1,5 +1,6 @@
 /* Contexts: what a batch may be, what a failed one leaves, sequences that do not see each other, and a
  * steady state that builds and allocates nothing. */
+#include "backends/cpu/faults.h"
 #include "meta/meta.h"
 #include "tests/models/model_support.h"
 
@@ -157,6 +158,38 @@ Test(context, a_batch_that_wants_nothing_gives_nothing, .timeout = 300) {
     expect_int(sheaf_n_outputs(r.context), 0);
     expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 4, .token = ids + 8}));
     expect_hash(sheaf_logits_hash(r.context, 0), whole);
+    rig_end(&r);
+}
+
+/* M3: a batch that fails in the middle leaves the cells as they were, of every sequence that it had tokens of. */
+Test(context, a_batch_that_fails_gives_its_cells_back, .timeout = 300) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-f32", &o);
+    int32_t token[20], seq[20];
+    for (int i = 0; i < 20; i++) token[i] = 50 + i, seq[i] = i % 3 == 0;
+    sheaf_batch b = {.n = 20, .token = token, .seq = seq}; /* three micro-batches */
+    decode(r.context, 5, 1, 0);
+    decode(r.context, 4, 2, 1);
+    expect_ok(sheaf_decode(r.context, &b));
+    uint64_t want = sheaf_logits_hash(r.context, 0);
+    int failed = 0;
+    for (int kernel = 1; kernel < 400; kernel += 37) {
+        expect_ok(sheaf_kv_remove(r.context, 0, 5, -1));
+        expect_ok(sheaf_kv_remove(r.context, 1, 4, -1));
+        atomic_store(&cpu_device_faults(r.devices[0])->kernel, kernel);
+        sheaf_status s = sheaf_decode(r.context, &b);
+        atomic_store(&cpu_device_faults(r.devices[0])->kernel, 0);
+        if (!s) break;
+        failed++;
+        expect_error("injected fault");
+        expect_int(sheaf_n_outputs(r.context), 0);
+        expect_int(sheaf_kv_used(r.context, 0), 5);
+        expect_int(sheaf_kv_used(r.context, 1), 4);
+        expect_ok(sheaf_decode(r.context, &b));
+        expect_hash(sheaf_logits_hash(r.context, 0), want);
+    }
+    cr_assert_gt(failed, 2, "only %d batches failed", failed);
     rig_end(&r);
 }
 

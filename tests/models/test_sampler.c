@@ -77,12 +77,41 @@ Test(sampler, filters_keep_what_they_say, .timeout = 300) {
         {all, {4.0 / 7, 2.0 / 7, 1.0 / 7, 0, 0}},
     };
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-        sheaf_sampler *s = make(cases[k].o, 5);
-        double share[5];
-        tally(s, logits, 5, share);
-        for (int i = 0; i < 5; i++)
-            cr_assert(fabs(share[i] - cases[k].share[i]) < 0.02, "case %zu: token %d came with %.4f, expected %.4f", k,
-                      i, share[i], cases[k].share[i]);
+        for (int turned = 0; turned < 2; turned++) { /* the best is token 0, then token 4 */
+            sheaf_sampler *s = make(cases[k].o, 5);
+            float row[5];
+            double share[5];
+            for (int i = 0; i < 5; i++) row[i] = logits[turned ? 4 - i : i];
+            tally(s, row, 5, share);
+            for (int i = 0; i < 5; i++) {
+                double got = share[turned ? 4 - i : i];
+                cr_assert(fabs(got - cases[k].share[i]) < 0.02, "case %zu, number %d of the best: %.4f, expected %.4f",
+                          k, i, got, cases[k].share[i]);
+            }
+            sheaf_sampler_free(s);
+        }
+    }
+}
+
+/* Where a filter cuts between equals, the lower ids stay, in whatever order the search met them. */
+Test(sampler, ties_fall_to_the_lower_id, .timeout = 120) {
+    sheaf_sampler_options top_k = plain(1), top_p = plain(1);
+    top_k.top_k = 2;
+    top_p.top_p = 0.45f;
+    const struct {
+        sheaf_sampler_options o;
+        float logits[4];
+        double share[4];
+    } cases[] = {
+        {top_k, {2, 2, 2, 2}, {0.5, 0.5, 0, 0}},
+        {top_k, {2, 2, 2 + logf(3), 1}, {0.25, 0, 0.75, 0}}, /* 2 comes when 0 and 1 are in: 1 must go */
+        {top_p, {1, 1, 1, 1}, {0.5, 0.5, 0, 0}},
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        sheaf_sampler *s = make(cases[k].o, 4);
+        double share[4];
+        tally(s, cases[k].logits, 4, share);
+        for (int i = 0; i < 4; i++) expect_share(share, i, cases[k].share[i]);
         sheaf_sampler_free(s);
     }
 }
