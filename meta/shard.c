@@ -132,22 +132,17 @@ typedef struct stretch {
     int64_t from, to, length;
 } stretch;
 
-/* The next stretch of device's part of `want` that `have` holds in one piece; false at the end. `at` is the walk's
- * state: a global index, 0 at the start. */
+/* The next stretch of device's part of `want`; false at the end. The device has all of it in `have` too, so it lies
+ * there in one piece: shards are compact, in the order of runs. `at` is the walk's state: a global index, 0 at the
+ * start. */
 static bool next_stretch(const sheaf_layout *have, const sheaf_layout *want, int device, int64_t *at, stretch *out) {
     int64_t begin = 0;
     for (int r = 0; r < want->n_runs; begin += want->runs[r++].length) {
         int64_t end = begin + want->runs[r].length;
         if (!(want->runs[r].devices >> device & 1) || end <= *at) continue;
-        int64_t first = *at > begin ? *at : begin, next = end;
-        int64_t from = sheaf_layout_local_index(have, device, first);
-        if (have->kind == SHEAF_AXIS) { /* as far as the source's run goes */
-            int64_t run_end = 0;
-            for (int k = 0; k < have->n_runs && run_end <= first; k++) run_end += have->runs[k].length;
-            if (run_end < end) next = run_end;
-        }
-        *out = (stretch){from, sheaf_layout_local_index(want, device, first), next - first};
-        *at = next;
+        *out = (stretch){sheaf_layout_local_index(have, device, begin), sheaf_layout_local_index(want, device, begin),
+                         want->runs[r].length};
+        *at = end;
         return true;
     }
     return false;

@@ -25,10 +25,15 @@ static sheaf_prepare_info prepared_info(sheaf_backend *b, const sheaf_prepared *
 }
 static sheaf_status run(sheaf_backend *b, sheaf_prepared *x, void *const *addr, void *scratch, sheaf_queue *q) {
     proxy *p = of_backend(b);
+    p->busy = true;
+    p->beside += p->other && p->other->busy;
     if (++p->runs == p->fail_run) return sheaf_fail(SHEAF_E_DEVICE, "%s: run %d fails", p->device.name, p->runs);
     return sheaf_backend_run(p->inner_backend, x, addr, scratch, q);
 }
-static sheaf_status synchronize(sheaf_backend *b) { return sheaf_backend_synchronize(of_backend(b)->inner_backend); }
+static sheaf_status synchronize(sheaf_backend *b) {
+    of_backend(b)->busy = false;
+    return sheaf_backend_synchronize(of_backend(b)->inner_backend);
+}
 static const sheaf_backend_iface backend_iface = {.prepare = prepare,
                                                   .prepared_free = prepared_free,
                                                   .prepared_info = prepared_info,

@@ -12,6 +12,9 @@ typedef struct proxy {
     uint32_t refused; /* bit (1 << op) */
     int runs;         /* since it was opened */
     int fail_run;     /* this run (1: the next) fails with SHEAF_E_DEVICE; 0: none */
+    bool busy;        /* was run, and not waited for since */
+    const struct proxy *other;
+    int beside; /* runs that began while `other` was busy */
 } proxy;
 
 sheaf_status proxy_open(proxy *p, const char *name, sheaf_device *inner);

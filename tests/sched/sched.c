@@ -308,6 +308,43 @@ Test(sched, a_failed_run_reports_and_the_next_is_right, .timeout = 30) {
     close_bed(&b);
 }
 
+/* What an input holds is the caller's: nothing that the graph computes may lie over it, though nobody reads it again.
+ */
+Test(sched, an_input_keeps_its_bytes_for_the_next_run, .timeout = 30) {
+    bed b;
+    open_bed(&b);
+    sheaf_tensor *x = input(&b, 16, 3, "x"), *w = weight(&b, 2, 16, 16), *y = x;
+    for (int i = 0; i < 4; i++) y = sheaf_mul_mat(b.arena, w, y);
+    expect_ok(sheaf_sched_alloc(b.sched, graph_of(&b, y)));
+    expect_int(sheaf_sched_backend_of(b.sched, y, NULL), 2);
+    set_ramp(x, 1);
+    run(&b);
+    float want = value(y, 20);
+    for (int i = 0; i < 2; i++) {
+        run(&b);
+        cr_assert(value(y, 20) == want, "%g, at first %g", (double)value(y, 20), (double)want);
+    }
+    close_bed(&b);
+}
+
+/* The last split of a run and the first of the next are neighbours like any others. */
+Test(sched, a_run_waits_for_the_end_of_the_run_before, .timeout = 30) {
+    bed b;
+    open_bed(&b);
+    sheaf_tensor *y = sheaf_mul_mat(b.arena, weight(&b, 0, 32, 8), weight(&b, 0, 32, 3));
+    y = sheaf_mul_mat(b.arena, weight(&b, 1, 8, 4), y);
+    expect_ok(sheaf_sched_alloc(b.sched, graph_of(&b, y)));
+    expect_int(sheaf_sched_get_stats(b.sched).n_splits, 2);
+    b.p[0].other = &b.p[1];
+    b.p[1].other = &b.p[0];
+    for (int i = 0; i < 3; i++) expect_ok(sheaf_sched_compute(b.sched));
+    expect_ok(sheaf_sched_synchronize(b.sched));
+    expect_int(b.p[0].runs, 3);
+    expect_int(b.p[0].beside, 0);
+    expect_int(b.p[1].beside, 0);
+    close_bed(&b);
+}
+
 static bool wants_scale(void *ctx, const sheaf_tensor *t) {
     (void)ctx;
     return t->op == SHEAF_OP_SCALE;
