@@ -243,6 +243,24 @@ Test(run, a_stop_string_ends_before_itself, .timeout = 60) {
     outcome_free(&plain);
 }
 
+/* "abX" might still begin at the a, so that "b" is found only when the reply is over. */
+Test(run, a_stop_string_is_found_at_the_very_end, .timeout = 60) {
+    outcome plain = sheaf(GREEDY "-n 5 --ignore-eos -p Once");
+    expect_code(plain, 0);
+    size_t n = plain.out_n - 1; /* the line's end is not the reply's */
+    const char *tail = plain.out + n - 4;
+    cr_assert(n > 8 && !memchr(tail, '\'', 4) && !memchr(tail, '\n', 4) && strstr(plain.out, tail) == tail,
+              "no reply to play this with: \"%s\"", plain.out);
+    outcome o = sheaf(GREEDY "-n 5 --ignore-eos -p Once --json --stop '%.4s#' --stop '%.3s'", tail, tail + 1);
+    cJSON *j = expect_json(&o);
+    const char *text = expect_key(&o, j, "text", cJSON_String)->valuestring;
+    expect_text(expect_key(&o, j, "stop", cJSON_String)->valuestring, "stop");
+    cr_assert(strlen(text) == n - 3 && !strncmp(text, plain.out, n - 3), "\"%s\" of \"%s\"", text, plain.out);
+    cJSON_Delete(j);
+    outcome_free(&plain);
+    outcome_free(&o);
+}
+
 /* --- sampling --- */
 
 Test(run, greedy_and_seeded_replies_repeat, .timeout = 60) {
