@@ -252,6 +252,42 @@ Test(quantize, a_dry_run_prints_the_plan_and_writes_nothing, .timeout = 60) {
     remove_folder(p.folder);
 }
 
+/* Two shards go in, one file comes out, without the keys that spoke of shards. */
+Test(quantize, shards_become_one_file, .timeout = 60) {
+    place p = make_place();
+    char path[2][700];
+    float x[256 * 64];
+    for (int i = 0; i < 256 * 64; i++) x[i] = 0.001f * (float)(i % 97 - 48);
+    for (int no = 0; no < 2; no++) {
+        gguf_build *b = gguf_build_new();
+        if (no == 0) gguf_build_str(b, "general.architecture", "nosuch");
+        gguf_build_u16(b, "split.no", (uint16_t)no);
+        gguf_build_u16(b, "split.count", 2);
+        gguf_build_i32(b, "split.tensors.count", 2);
+        gguf_build_tensor_f32(b, no ? "blk.1.ffn_up.weight" : "blk.0.ffn_up.weight", SHEAF_F32, 2, wide, x);
+        snprintf(path[no], sizeof path[no], "%s/m-0000%d-of-00002.gguf", p.folder, no + 1);
+        gguf_build_file(b, path[no]);
+        gguf_build_free(b);
+    }
+    static const char *const types[] = {"COPY", "Q4_0"};
+    for (int i = 0; i < 2; i++) {
+        outcome o = sheaf("quantize -q %s %s %s", path[1], p.out, types[i]);
+        expect_code(o, 0);
+        sheaf_gguf *g;
+        expect_ok(sheaf_gguf_open(p.out, &g));
+        expect_int(sheaf_gguf_shards(g), 1);
+        expect_int(sheaf_gguf_n_tensors(g), 2);
+        expect_int(sheaf_gguf_find(g, "split.count"), -1);
+        sheaf_gguf_close(g);
+        expect_type(p.out, "blk.1.ffn_up.weight", i ? SHEAF_Q4_0 : SHEAF_F32);
+        outcome_free(&o);
+    }
+    outcome over = sheaf("quantize %s %s Q4_0", path[1], path[0]);
+    expect_refusal(&over, 2);
+    outcome_free(&over);
+    remove_folder(p.folder);
+}
+
 /* --- importance --- */
 
 static void put_i32(char **p, int32_t v) { memcpy(*p, &v, 4), *p += 4; }
