@@ -7,12 +7,19 @@ static sheaf_status broken(const meta_plan *p, int32_t v, int32_t item, const ch
                       v >= 0 ? p->slots[p->values[v].slot].name : "-", rule);
 }
 
-/* 1 and 2: read after made, addends only by their sum. */
+/* Sums that are joined stay owed. */
+static bool keeps_owing(const meta_plan *p, const plan_item *t) {
+    return t->kind == ITEM_NODE && p->slots[t->node].type == SHEAF_F64 &&
+           p->values[t->out].layout.kind == SHEAF_PARTIAL;
+}
+
+/* 1 and 2: read after made, addends only by their sum or by an addition of addends. */
 static sheaf_status check_read(const meta_plan *p, int32_t v, int32_t item) {
     if (v < 0) return SHEAF_OK;
     if (v >= p->n_values) return broken(p, -1, item, "reads no value");
     if (p->values[v].made_by >= item) return broken(p, v, item, "read before it is made");
-    if (p->values[v].layout.kind == SHEAF_PARTIAL && p->items[item].kind != ITEM_SUM)
+    if (p->values[v].layout.kind == SHEAF_PARTIAL && p->items[item].kind != ITEM_SUM &&
+        !keeps_owing(p, &p->items[item]))
         return broken(p, v, item, "addends read as a value");
     return SHEAF_OK;
 }

@@ -8,7 +8,9 @@
  *
  * Moving a sum past an operation (bias, mirrored factors, a second partial branch) changes its rounding: a
  * world of one adds in another order. Rules mark where that would be allowed (`linear`); with sums of fixed
- * order, which is what the CPU promises, it is not done. */
+ * order, which is what the CPU promises, it is not done. A graph that wants several sums to be one says so
+ * itself: its addends stay F64, are joined by F64 additions (splitstate/, "two sums as one") and end in a `round`,
+ * on one device as on many. */
 #include <string.h>
 
 #include "meta/plan_internal.h"
@@ -28,6 +30,19 @@ static bool made_before(const meta_plan *p, int32_t v, int32_t item) { return p-
 /* Is the value made by a sum read by nobody but one item? */
 static bool only_for(const meta_plan *p, int32_t v) {
     return p->values[v].uses == 1 && !crosses(&p->slots[p->values[v].slot]);
+}
+
+/* sum, round -> sum: that is what rounds. */
+static void fuse_round(meta_plan *p, int32_t at) {
+    plan_item *sum = &p->items[at];
+    int32_t k = next_work(p, at + 1);
+    if (k < 0 || p->items[k].kind != ITEM_NODE || p->slots[p->items[k].node].op != SHEAF_OP_ROUND) return;
+    plan_item *round = &p->items[k];
+    if (round->src[0] != sum->out || !only_for(p, sum->out)) return;
+    p->values[sum->out].uses = 0;
+    sum->out = round->out;
+    p->values[round->out].made_by = at;
+    round->dropped = true;
 }
 
 /* sum, add -> sum with residual. */
@@ -87,6 +102,7 @@ sheaf_status plan_delay(meta_plan *p) {
     bool norms = members_can_norm(p);
     for (int32_t i = 0; i < p->n_items; i++) {
         if (p->items[i].kind != ITEM_SUM) continue;
+        fuse_round(p, i);
         fuse_add(p, i);
         if (norms) fuse_norm(p, i);
     }

@@ -12,7 +12,7 @@
  * and the communicator made for it. No address in it.
  *
  * Invariants (sheaf_plan_check):
- *   1. A PARTIAL value is read by its one sum and by nothing else.
+ *   1. A PARTIAL value is read by its one sum, or joined with another by an addition, and by nothing else.
  *   2. A value is made before it is read, by one item.
  *   3. Every collective is in the list of all devices at the same place.
  *   4. Places lie inside their chunk; values that live at the same time do not overlap (checked where the

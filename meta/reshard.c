@@ -35,7 +35,9 @@ static sheaf_status add_version(meta_plan *p, item_kind kind, int32_t from, cons
     if (s) return s;
     item->src[0] = from;
     item->rule = rule;
-    p->values[*out].home = HOME_WORK; /* whatever the original's is */
+    p->values[*out].home = HOME_WORK;                                    /* whatever the original's is */
+    bool rounds = kind == ITEM_SUM && p->values[from].type == SHEAF_F64; /* a sum of F64 addends is F32 */
+    p->values[*out].type = rounds ? SHEAF_F32 : p->values[from].type;
     p->values[from].uses++;
     p->values[p->newest_value[slot]].next_version = *out;
     p->newest_value[slot] = *out;
@@ -201,6 +203,8 @@ static sheaf_status finish_crossings(meta_plan *p) {
         bool partial = p->values[v].layout.kind == SHEAF_PARTIAL;
         bool apart = p->n_world > p->n_local && p->values[v].layout.kind == SHEAF_AXIS;
         if (!partial && !apart) continue;
+        if (partial && p->slots[i].type == SHEAF_F64)
+            return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: a sum that is not rounded cannot be read", p->slots[i].name);
         int32_t out = find_version(p, i, &mirrored);
         sheaf_status s = SHEAF_OK;
         if (out < 0)

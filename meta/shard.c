@@ -77,6 +77,24 @@ static int32_t into_source(const meta_plan *p, const plan_item *t, int j) {
     return same_root ? v : t->root;
 }
 
+/* Does this member add nothing to what value `v` will be summed to? */
+static bool owes_nothing(const sharder *x, int32_t v) {
+    const plan_value *value = &x->p->values[v];
+    return value->layout.kind == SHEAF_PARTIAL && value->empty >> x->device & 1;
+}
+
+/* Of two addends that are joined, a member may have only one: it is taken as it is. */
+static void keep_what_is_owed(const sharder *x, const plan_item *t, plan_shard *h) {
+    if (h->header.op != SHEAF_OP_ADD || x->p->values[t->out].layout.kind != SHEAF_PARTIAL) return;
+    for (int j = 0; j < 2; j++) {
+        if (!owes_nothing(x, h->src[j])) continue;
+        h->header.op = SHEAF_OP_CONT;
+        h->src[0] = h->src[!j];
+        h->src[1] = -1;
+        return;
+    }
+}
+
 static sheaf_status node_shard(sharder *x, int32_t item) {
     meta_plan *p = x->p;
     const plan_item *t = &p->items[item];
@@ -102,6 +120,7 @@ static sheaf_status node_shard(sharder *x, int32_t item) {
         h.src[j] = t->src[j];
         if (h.src[j] < 0 && t->root >= 0) h.src[j] = t->as_view ? (j == 0 ? t->root : -1) : into_source(p, t, j);
     }
+    keep_what_is_owed(x, t, &h);
     bool contributes = !(v->layout.kind == SHEAF_PARTIAL && v->empty >> x->device & 1);
     h.empty = local.empty || has_none(&h.header) || !contributes;
     x->m->shards[t->out] = h;
@@ -248,9 +267,11 @@ static sheaf_status shard_item(sharder *x, int32_t item) {
 /* --- what is the same for all members -------------------------------------------------------------------------------
  */
 
-/* World devices that have nothing to add: a source that is cut leaves them without elements. */
+/* World devices that have nothing to add: a source that is cut leaves them without elements. Where two addends are
+ * joined, those that have neither. */
 static uint64_t idle_devices(const meta_plan *p, const plan_item *t) {
     uint64_t set = 0;
+    if (p->slots[t->node].op == SHEAF_OP_ADD) return p->values[t->src[0]].empty & p->values[t->src[1]].empty;
     for (int j = 0; j < SHEAF_MAX_SRC; j++) {
         if (t->src[j] < 0) continue;
         const sheaf_layout *l = &p->values[t->src[j]].layout;
@@ -268,7 +289,8 @@ static void describe_addends(meta_plan *p) {
         if (t->kind != ITEM_NODE || t->dropped || p->values[t->out].layout.kind != SHEAF_PARTIAL) continue;
         plan_value *v = &p->values[t->out];
         const sheaf_tensor *node = &p->slots[t->node];
-        if (node->op == SHEAF_OP_MUL_MAT && node->params.mul_mat.accumulate == SHEAF_ACC_SEGMENTS) v->type = SHEAF_F64;
+        bool product = node->op == SHEAF_OP_MUL_MAT || node->op == SHEAF_OP_MUL_MAT_ID;
+        if (product && node->params.mul_mat.accumulate == SHEAF_ACC_SEGMENTS) v->type = SHEAF_F64;
         v->empty = idle_devices(p, t);
     }
 }

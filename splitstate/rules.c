@@ -59,6 +59,17 @@
 #define RULE_ARGMAX                                                                                                    \
     { sheaf_rule_argmax, "argmax" }
 
+#define RULE_MUL_MAT_ID                                                                                                \
+    { sheaf_rule_mul_mat_id, "matmul by id" }
+#define RULE_ADD_ID                                                                                                    \
+    { sheaf_rule_add_id, "add by id" }
+#define RULE_ARGSORT                                                                                                   \
+    { sheaf_rule_by_column, "by column" }
+#define RULE_PICK                                                                                                      \
+    { sheaf_rule_by_column, "by column" }
+#define RULE_ROUND                                                                                                     \
+    { sheaf_rule_elementwise, "elementwise" }
+
 static const struct rule_row {
     rule_fn apply;
     const char *name;

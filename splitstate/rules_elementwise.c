@@ -55,7 +55,18 @@ static bool side_wants(const rule_context *c, const sheaf_layout *l, sheaf_rule_
     return true;
 }
 
+/* Two sums that are owed and were not rounded: added where they are, they are one sum. */
+static bool joins_sums(const rule_context *c) {
+    return c->node->op == SHEAF_OP_ADD && c->node->type == SHEAF_F64 && c->have[0].kind == SHEAF_PARTIAL &&
+           c->have[1].kind == SHEAF_PARTIAL;
+}
+
 sheaf_status sheaf_rule_elementwise(const rule_context *c, sheaf_rule_result *out) {
+    if (joins_sums(c)) {
+        out->result = sheaf_layout_partial();
+        out->rule = "two sums as one";
+        return SHEAF_OK;
+    }
     out->linear = may_delay(c);
     const sheaf_layout *l = leader(c);
     if (!l) return sheaf_rule_gather_all(c, out, out->rule);

@@ -36,7 +36,8 @@ bool sheaf_op_can_inplace(sheaf_op op) {
     case SHEAF_OP_RMS_NORM:
     case SHEAF_OP_NORM:
     case SHEAF_OP_SOFT_MAX:
-    case SHEAF_OP_ROPE: return true;
+    case SHEAF_OP_ROPE:
+    case SHEAF_OP_ADD_ID: return true;
     default: return false;
     }
 }
@@ -91,6 +92,11 @@ static bool is_matrix(const sheaf_tensor *t) { return t->ne[2] == 1 && t->ne[3] 
 
 static bool is_f32_rows(const sheaf_tensor *t) { return t->type == SHEAF_F32 && sheaf_rows_contiguous(t); }
 
+/* {n, tokens} i32 */
+static bool is_id_matrix(const sheaf_tensor *t) {
+    return t->type == SHEAF_I32 && is_matrix(t) && sheaf_rows_contiguous(t);
+}
+
 static bool is_integer(sheaf_type t) { return t == SHEAF_I8 || t == SHEAF_I16 || t == SHEAF_I32 || t == SHEAF_I64; }
 
 /* --- copies --- */
@@ -132,6 +138,8 @@ sheaf_tensor *sheaf_concat(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *y, int
 
 static sheaf_tensor *binary(sheaf_arena *a, sheaf_op op, sheaf_tensor *x, sheaf_tensor *y) {
     if (!x || !y) return sheaf_missing_source(a, sheaf_op_name(op), x ? 1 : 0);
+    if (op == SHEAF_OP_ADD && x->type == SHEAF_F64 && y->type == SHEAF_F64 && sheaf_same_shape(x, y))
+        return node(a, op, SHEAF_F64, x->ne, x, y, NULL); /* sums that were not rounded yet */
     if (x->type != SHEAF_F32 || y->type != SHEAF_F32) return misfit(a, op, x, y, "both must be f32");
     if (!sheaf_can_broadcast(y, x)) return misfit(a, op, x, y, "the second does not broadcast to the first");
     return node(a, op, SHEAF_F32, x->ne, x, y, NULL);
@@ -175,7 +183,20 @@ sheaf_tensor *sheaf_glu_op(sheaf_arena *a, sheaf_tensor *gate, sheaf_tensor *up,
         return misfit(a, SHEAF_OP_GLU, gate, up, "both must be f32 of one shape");
     }
     sheaf_tensor *t = node(a, SHEAF_OP_GLU, SHEAF_F32, gate->ne, gate, up, NULL);
-    if (t) t->params.glu.kind = (int32_t)kind;
+    if (!t) return NULL;
+    t->params.glu.kind = (int32_t)kind;
+    if (kind == SHEAF_GLU_SWIGLU_OAI) { /* what its inventors use */
+        t->params.glu.alpha = 1.702f;
+        t->params.glu.limit = 7.0f;
+    }
+    return t;
+}
+
+sheaf_tensor *sheaf_swiglu_oai(sheaf_arena *a, sheaf_tensor *gate, sheaf_tensor *up, float alpha, float limit) {
+    sheaf_tensor *t = sheaf_glu_op(a, gate, up, SHEAF_GLU_SWIGLU_OAI);
+    if (!t) return NULL;
+    t->params.glu.alpha = alpha;
+    t->params.glu.limit = limit;
     return t;
 }
 
@@ -265,14 +286,89 @@ sheaf_tensor *sheaf_mul_mat(sheaf_arena *a, sheaf_tensor *w, sheaf_tensor *x) {
 
 sheaf_tensor *sheaf_mul_mat_segments(sheaf_arena *a, sheaf_tensor *t, int32_t segment) {
     if (!t) return sheaf_missing_source(a, "mul_mat_segments", 0);
-    if (t->op != SHEAF_OP_MUL_MAT) return misfit(a, t->op, t, NULL, "only a mul_mat sums by segments");
+    if (t->op != SHEAF_OP_MUL_MAT && t->op != SHEAF_OP_MUL_MAT_ID)
+        return misfit(a, t->op, t, NULL, "only a product sums by segments");
     const sheaf_tensor *w = t->src[0];
     if (segment <= 0 || w->ne[0] % segment != 0 || segment % sheaf_type_block(w->type) != 0) {
-        return misfit(a, SHEAF_OP_MUL_MAT, w, NULL, "segments must be whole blocks and divide its rows");
+        return misfit(a, t->op, w, NULL, "segments must be whole blocks and divide its rows");
     }
     t->params.mul_mat.accumulate = SHEAF_ACC_SEGMENTS;
     t->params.mul_mat.segment = segment;
     return t;
+}
+
+/* A fresh node turned into one of F64: nothing has read its strides yet. */
+static sheaf_tensor *widen(sheaf_arena *a, sheaf_tensor *t) {
+    t->type = SHEAF_F64;
+    size_t nb = sizeof(double);
+    for (int i = 0; i < SHEAF_MAX_DIMS; i++) {
+        t->nb[i] = nb;
+        if (sheaf_mul_overflow(nb, (size_t)t->ne[i], &nb)) return misfit(a, t->op, t, NULL, "its size wraps");
+    }
+    return t;
+}
+
+sheaf_tensor *sheaf_unrounded(sheaf_arena *a, sheaf_tensor *t) {
+    if (!t) return sheaf_missing_source(a, "unrounded", 0);
+    if (t->op != SHEAF_OP_MUL_MAT || t->params.mul_mat.accumulate != SHEAF_ACC_SEGMENTS)
+        return misfit(a, t->op, t, NULL, "only a mul_mat with segments can stay unrounded");
+    return widen(a, t);
+}
+
+sheaf_tensor *sheaf_round(sheaf_arena *a, sheaf_tensor *x) {
+    if (!x) return sheaf_missing_source(a, "round", 0);
+    if (x->type != SHEAF_F64) return misfit(a, SHEAF_OP_ROUND, x, NULL, "must be f64");
+    return node(a, SHEAF_OP_ROUND, SHEAF_F32, x->ne, x, NULL, NULL);
+}
+
+/* --- matrices by id --- */
+
+sheaf_tensor *sheaf_mul_mat_id(sheaf_arena *a, sheaf_tensor *w, sheaf_tensor *x, sheaf_tensor *ids) {
+    if (!w || !x || !ids) return sheaf_missing_source(a, "mul_mat_id", !w ? 0 : !x ? 1 : 2);
+    if (w->ne[0] != x->ne[0]) return misfit(a, SHEAF_OP_MUL_MAT_ID, w, x, "their first dimensions differ");
+    if (w->ne[3] != 1 || x->ne[3] != 1 || !sheaf_rows_contiguous(w) || is_integer(w->type) || !is_f32_rows(x))
+        return misfit(a, SHEAF_OP_MUL_MAT_ID, w, x, "want {k, m, experts} of floats or blocks and f32 {k, n, tokens}");
+    if (!is_id_matrix(ids) || ids->ne[1] != x->ne[2])
+        return misfit(a, SHEAF_OP_MUL_MAT_ID, x, ids, "want i32 ids {used, tokens}");
+    if (x->ne[1] != 1 && x->ne[1] != ids->ne[0])
+        return misfit(a, SHEAF_OP_MUL_MAT_ID, x, ids, "want one column a token, or one an id");
+    int64_t ne[] = {w->ne[1], ids->ne[0], ids->ne[1], 1};
+    return node(a, SHEAF_OP_MUL_MAT_ID, SHEAF_F32, ne, w, x, ids);
+}
+
+sheaf_tensor *sheaf_mul_mat_id_sum(sheaf_arena *a, sheaf_tensor *w, sheaf_tensor *x, sheaf_tensor *ids,
+                                   int32_t segment) {
+    sheaf_tensor *t = sheaf_mul_mat_id(a, w, x, ids);
+    if (!t || !sheaf_mul_mat_segments(a, t, segment)) return NULL;
+    if (x->ne[1] != ids->ne[0]) return misfit(a, SHEAF_OP_MUL_MAT_ID, x, ids, "a sum wants one column an id");
+    t->params.mul_mat.over_used = 1;
+    t->ne[1] = ids->ne[1];
+    t->ne[2] = 1;
+    return widen(a, t);
+}
+
+sheaf_tensor *sheaf_add_id(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *rows, sheaf_tensor *ids) {
+    if (!x || !rows || !ids) return sheaf_missing_source(a, "add_id", !x ? 0 : !rows ? 1 : 2);
+    if (!is_f32_rows(x) || x->ne[3] != 1 || !is_f32_rows(rows) || !is_matrix(rows) || rows->ne[0] != x->ne[0])
+        return misfit(a, SHEAF_OP_ADD_ID, x, rows, "want f32 {n, used, tokens} and f32 rows {n, experts}");
+    if (!is_id_matrix(ids) || ids->ne[0] != x->ne[1] || ids->ne[1] != x->ne[2])
+        return misfit(a, SHEAF_OP_ADD_ID, x, ids, "want i32 ids {used, tokens}");
+    return node(a, SHEAF_OP_ADD_ID, SHEAF_F32, x->ne, x, rows, ids);
+}
+
+sheaf_tensor *sheaf_top_k(sheaf_arena *a, sheaf_tensor *x, int64_t k) {
+    if (!x) return sheaf_missing_source(a, "top_k", 0);
+    if (!is_f32_rows(x) || !is_matrix(x) || x->ne[0] > INT32_MAX || k < 0 || k > x->ne[0])
+        return misfit(a, SHEAF_OP_ARGSORT, x, NULL, "must be an f32 matrix with at least k elements a column");
+    int64_t ne[] = {k, x->ne[1], 1, 1};
+    return node(a, SHEAF_OP_ARGSORT, SHEAF_I32, ne, x, NULL, NULL);
+}
+
+sheaf_tensor *sheaf_pick(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *ids) {
+    if (!x || !ids) return sheaf_missing_source(a, "pick", x ? 1 : 0);
+    if (!is_f32_rows(x) || !is_matrix(x) || !is_id_matrix(ids) || ids->ne[1] != x->ne[1])
+        return misfit(a, SHEAF_OP_PICK, x, ids, "want an f32 matrix and i32 ids for each of its columns");
+    return node(a, SHEAF_OP_PICK, SHEAF_F32, ids->ne, x, ids, NULL);
 }
 
 /* --- rows by id --- */

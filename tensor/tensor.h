@@ -122,7 +122,12 @@ SHEAF_API uint16_t sheaf_f32_to_bf16(float f); /* round to nearest even, NaN sta
     X(CONCAT, "concat", 2)                                                                                             \
     X(SUM_ROWS, "sum_rows", 1)                                                                                         \
     X(FILL, "fill", 1)                                                                                                 \
-    X(ARGMAX, "argmax", 1)
+    X(ARGMAX, "argmax", 1)                                                                                             \
+    X(MUL_MAT_ID, "mul_mat_id", 3)                                                                                     \
+    X(ADD_ID, "add_id", 3)                                                                                             \
+    X(ARGSORT, "argsort", 1)                                                                                           \
+    X(PICK, "pick", 2)                                                                                                 \
+    X(ROUND, "round", 1)
 
 typedef enum sheaf_op {
 #define X(name, text, nsrc) SHEAF_OP_##name,
@@ -147,8 +152,15 @@ typedef enum sheaf_unary {
     SHEAF_UNARY_SQR,
     SHEAF_UNARY_COUNT
 } sheaf_unary;
-/* act(gate) * up */
-typedef enum sheaf_glu { SHEAF_GLU_SWIGLU, SHEAF_GLU_GEGLU, SHEAF_GLU_REGLU, SHEAF_GLU_COUNT } sheaf_glu;
+/* act(gate) * up. SWIGLU_OAI: g * sigmoid(alpha * g) * (u + 1), g = min(gate, limit), u = up kept in [-limit, limit].
+ */
+typedef enum sheaf_glu {
+    SHEAF_GLU_SWIGLU,
+    SHEAF_GLU_GEGLU,
+    SHEAF_GLU_REGLU,
+    SHEAF_GLU_SWIGLU_OAI, /* made of other kernels: those of backends/cpu/kernels.h come before it */
+    SHEAF_GLU_COUNT
+} sheaf_glu;
 /* Which pairs a rotation takes: (2i, 2i+1) or (i, i + n/2). */
 typedef enum sheaf_rope_kind { SHEAF_ROPE_NORM = 0, SHEAF_ROPE_NEOX = 2 } sheaf_rope_kind;
 /* How a matmul accumulates. SEGMENTS: fixed segments of `segment` elements of dimension 0 are summed
@@ -171,8 +183,9 @@ typedef union sheaf_params {
         int32_t kind;
     } unary; /* sheaf_unary */
     struct {
-        int32_t kind;
-    } glu; /* sheaf_glu */
+        int32_t kind;       /* sheaf_glu */
+        float alpha, limit; /* SWIGLU_OAI */
+    } glu;
     struct {
         float eps;
     } norm;
@@ -184,8 +197,9 @@ typedef union sheaf_params {
         float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
     } rope;
     struct {
-        int32_t accumulate, segment;
-    } mul_mat; /* sheaf_accumulate */
+        int32_t accumulate, segment; /* sheaf_accumulate */
+        int32_t over_used;           /* mul_mat_id: the experts of a token are summed */
+    } mul_mat;
     struct {
         float scale, max_bias, soft_cap; /* cap 0: none */
         int32_t q_head0, n_head;         /* this shard's first query head and the whole model's count: */
@@ -289,7 +303,8 @@ SHEAF_API sheaf_tensor *sheaf_transpose(sheaf_arena *a, sheaf_tensor *t); /* swa
 SHEAF_API sheaf_tensor *sheaf_cont(sheaf_arena *a, sheaf_tensor *t);
 SHEAF_API sheaf_tensor *sheaf_cpy(sheaf_arena *a, sheaf_tensor *t,
                                   sheaf_tensor *into); /* result is a view of `into`; types convert */
-SHEAF_API sheaf_tensor *sheaf_add(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *y); /* f32; y broadcasts */
+SHEAF_API sheaf_tensor *sheaf_add(sheaf_arena *a, sheaf_tensor *x,
+                                  sheaf_tensor *y); /* f32, y broadcasts; or both F64 of one shape */
 SHEAF_API sheaf_tensor *sheaf_sub(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *y);
 SHEAF_API sheaf_tensor *sheaf_mul(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *y);
 SHEAF_API sheaf_tensor *sheaf_div(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *y);
@@ -308,8 +323,8 @@ SHEAF_API sheaf_tensor *sheaf_rope(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor
                                    const sheaf_params *params);
 /* w {k, m, b2, b3}, x {k, n, b2', b3'} f32 -> {m, n, b2', b3'} f32; w broadcasts over batch dimensions. */
 SHEAF_API sheaf_tensor *sheaf_mul_mat(sheaf_arena *a, sheaf_tensor *w, sheaf_tensor *x);
-/* Marks a mul_mat node as row-parallel: see SHEAF_ACC_SEGMENTS. `segment` divides k and is a multiple of w's block.
- * Returns node. */
+/* Marks a mul_mat or mul_mat_id node as row-parallel: see SHEAF_ACC_SEGMENTS. `segment` divides k and is a multiple of
+ * w's block. Returns node. */
 SHEAF_API sheaf_tensor *sheaf_mul_mat_segments(sheaf_arena *a, sheaf_tensor *node, int32_t segment);
 /* table {ne0, n_rows}, ids {n} i32 -> {ne0, n} f32. An id outside [0, n_rows) is the caller's error
  * and gives a row of zeros (which is what a masked lookup in a cut vocabulary needs). */
@@ -330,6 +345,32 @@ SHEAF_API sheaf_tensor *sheaf_concat(sheaf_arena *a, sheaf_tensor *x, sheaf_tens
 SHEAF_API sheaf_tensor *sheaf_sum_rows(sheaf_arena *a, sheaf_tensor *x);             /* {1, ne1, ne2, ne3} */
 SHEAF_API sheaf_tensor *sheaf_fill(sheaf_arena *a, sheaf_tensor *into, float value); /* result is a view of `into` */
 SHEAF_API sheaf_tensor *sheaf_argmax(sheaf_arena *a, sheaf_tensor *x);               /* {ne1} i32; ties: lowest index */
+
+/* --- mixtures of experts ------------------------------------------------------------------------- */
+
+/* swiglu with clamped parts: see SHEAF_GLU_SWIGLU_OAI. */
+SHEAF_API sheaf_tensor *sheaf_swiglu_oai(sheaf_arena *a, sheaf_tensor *gate, sheaf_tensor *up, float alpha,
+                                         float limit);
+/* x {n, n_tokens} f32 -> {k, n_tokens} i32: where the k largest of each column are, largest first; ties by the lower
+ * index, NaN after everything else. k = n sorts all. */
+SHEAF_API sheaf_tensor *sheaf_top_k(sheaf_arena *a, sheaf_tensor *x, int64_t k);
+/* x {n, n_tokens} f32, ids {k, n_tokens} i32 -> {k, n_tokens} f32: element ids[j, t] of column t; 0 for an id outside.
+ */
+SHEAF_API sheaf_tensor *sheaf_pick(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *ids);
+/* w {k, m, n_expert}, x {k, 1 or n_used, n_tokens} f32, ids {n_used, n_tokens} i32 -> {m, n_used, n_tokens} f32: column
+ * (j, t) is w[ids[j, t]] x[j, t], or x[0, t] where x has one column a token. An id outside gives zeros. */
+SHEAF_API sheaf_tensor *sheaf_mul_mat_id(sheaf_arena *a, sheaf_tensor *w, sheaf_tensor *x, sheaf_tensor *ids);
+/* The same, x {k, n_used, n_tokens}, summed over a token's experts -> {m, n_tokens} F64, in segments as below. The sum
+ * is not rounded: see sheaf_unrounded. Scale x, not the result, to weight the experts. */
+SHEAF_API sheaf_tensor *sheaf_mul_mat_id_sum(sheaf_arena *a, sheaf_tensor *w, sheaf_tensor *x, sheaf_tensor *ids,
+                                             int32_t segment);
+/* x {n, n_used, n_tokens} f32, rows {n, n_expert} f32, ids {n_used, n_tokens} i32: x + rows[ids]; an id outside adds
+ * nothing. */
+SHEAF_API sheaf_tensor *sheaf_add_id(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *rows, sheaf_tensor *ids);
+/* Makes the result of a mul_mat with segments F64: a sum that still grows. Such sums are added by sheaf_add (both F64)
+ * and end in sheaf_round; over a cut weight all of them are one collective. Returns node. */
+SHEAF_API sheaf_tensor *sheaf_unrounded(sheaf_arena *a, sheaf_tensor *node);
+SHEAF_API sheaf_tensor *sheaf_round(sheaf_arena *a, sheaf_tensor *x); /* F64 -> f32 */
 
 /* --- asking ------------------------------------------------------------------------------------ */
 

@@ -78,8 +78,35 @@ static bool supports_binary(const sheaf_tensor *n) {
            sheaf_same_shape(n, n->src[0]) && sheaf_can_broadcast(n->src[1], n);
 }
 
+/* Sums that were not rounded yet. A side whose sum over devices was already made is f32. */
+static double load_wide(const char *p, sheaf_type type) {
+    return type == SHEAF_F64 ? *(const double *)p : (double)*(const float *)p;
+}
+
+static void run_add_wide(const cpu_step *s, const cpu_task *t) {
+    const cpu_operand *x = s->src[0], *y = s->src[1];
+    int64_t lo, hi;
+    cpu_share(t, cpu_rows(s->dst), &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) {
+        cpu_row r = cpu_row_of(s->dst->ne, i);
+        const char *a = cpu_row_at(cpu_at(t, x), x, r), *b = cpu_row_at(cpu_at(t, y), y, r);
+        double *out = (double *)cpu_row_at(cpu_at(t, s->dst), s->dst, r);
+        for (int64_t k = 0; k < s->dst->ne[0]; k++)
+            out[k] = load_wide(a + (size_t)k * x->nb[0], x->type) + load_wide(b + (size_t)k * y->nb[0], y->type);
+    }
+}
+
+static bool is_wide(const sheaf_tensor *x) { return x && (x->type == SHEAF_F64 || x->type == SHEAF_F32); }
+
+static bool supports_add(const sheaf_tensor *n) {
+    if (n->type != SHEAF_F64) return supports_binary(n);
+    return sheaf_rows_contiguous(n) && is_wide(n->src[0]) && is_wide(n->src[1]) && sheaf_same_shape(n, n->src[0]) &&
+           sheaf_same_shape(n, n->src[1]);
+}
+
 static void lower_add(cpu_compiler *c, const sheaf_tensor *n) {
-    cpu_emit(c, n, run_add, n, n->src, 2, parts_of(n), NULL, NULL);
+    bool wide = n->type == SHEAF_F64;
+    cpu_emit(c, n, wide ? run_add_wide : run_add, n, n->src, 2, wide ? sheaf_nrows(n) : parts_of(n), NULL, NULL);
 }
 static void lower_sub(cpu_compiler *c, const sheaf_tensor *n) {
     cpu_emit(c, n, run_sub, n, n->src, 2, parts_of(n), NULL, NULL);
@@ -91,7 +118,7 @@ static void lower_div(cpu_compiler *c, const sheaf_tensor *n) {
     cpu_emit(c, n, run_div, n, n->src, 2, parts_of(n), NULL, NULL);
 }
 
-const cpu_op cpu_op_ADD = {supports_binary, lower_add};
+const cpu_op cpu_op_ADD = {supports_add, lower_add};
 const cpu_op cpu_op_SUB = {supports_binary, lower_sub};
 const cpu_op cpu_op_MUL = {supports_binary, lower_mul};
 const cpu_op cpu_op_DIV = {supports_binary, lower_div};
@@ -133,10 +160,47 @@ static void lower_unary(cpu_compiler *c, const sheaf_tensor *n) {
     cpu_emit(c, n, run_unary, n, n->src, 1, parts_of(n), NULL, NULL);
 }
 
+/* The end of an unrounded sum; one that devices have summed is f32 already. */
+static void run_round(const cpu_step *s, const cpu_task *t) {
+    int64_t lo, hi;
+    cpu_share(t, cpu_rows(s->dst), &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) {
+        cpu_row r = cpu_row_of(s->dst->ne, i);
+        const char *in = cpu_row_at(cpu_at(t, s->src[0]), s->src[0], r);
+        float *out = (float *)cpu_row_at(cpu_at(t, s->dst), s->dst, r);
+        for (int64_t k = 0; k < s->dst->ne[0]; k++)
+            out[k] = (float)load_wide(in + (size_t)k * s->src[0]->nb[0], s->src[0]->type);
+    }
+}
+
+static bool supports_round(const sheaf_tensor *n) {
+    return is_f32(n) && sheaf_rows_contiguous(n) && is_wide(n->src[0]) && sheaf_same_shape(n, n->src[0]);
+}
+
+static void lower_round(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_round, n, n->src, 1, sheaf_nrows(n), NULL, NULL);
+}
+
+const cpu_op cpu_op_ROUND = {supports_round, lower_round};
 const cpu_op cpu_op_SCALE = {supports_map, lower_scale};
 const cpu_op cpu_op_UNARY = {supports_unary, lower_unary};
 
 /* --- gated units --------------------------------------------------------------------------------------- */
+
+/* SHEAF_GLU_SWIGLU_OAI of at most PIECE elements, made of other kernels; tmp has room for two pieces. A NaN stays. */
+static void swiglu_oai(const cpu_step *s, const cpu_task *t, float *out, const float *gate, const float *up, int64_t n,
+                       float *tmp) {
+    float limit = s->params.glu.limit, *g = tmp, *u = tmp + PIECE;
+    for (int64_t i = 0; i < n; i++) {
+        g[i] = gate[i] > limit ? limit : gate[i];
+        u[i] = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+    }
+    t->run->kernels->scale(u, u, 1.0f, 1.0f, n);
+    t->run->kernels->mul(u, u, g, n);
+    t->run->kernels->scale(g, g, s->params.glu.alpha, 0.0f, n);
+    t->run->kernels->unary(g, g, n, SHEAF_UNARY_SIGMOID);
+    t->run->kernels->mul(out, u, g, n);
+}
 
 static void run_glu(const cpu_step *s, const cpu_task *t) {
     float *tmp = (float *)t->scratch;
@@ -144,8 +208,11 @@ static void run_glu(const cpu_step *s, const cpu_task *t) {
     my_pieces(s, t, &lo, &hi);
     for (int64_t i = lo; i < hi; i++) {
         piece p = piece_of(s, i);
-        t->run->kernels->glu(piece_out(s, t, &p), piece_in(t, s->src[0], &p, tmp),
-                             piece_in(t, s->src[1], &p, tmp + PIECE), p.n, (sheaf_glu)s->params.glu.kind);
+        const float *gate = piece_in(t, s->src[0], &p, tmp), *up = piece_in(t, s->src[1], &p, tmp + PIECE);
+        if (s->params.glu.kind == SHEAF_GLU_SWIGLU_OAI)
+            swiglu_oai(s, t, piece_out(s, t, &p), gate, up, p.n, tmp + 2 * PIECE);
+        else
+            t->run->kernels->glu(piece_out(s, t, &p), gate, up, p.n, (sheaf_glu)s->params.glu.kind);
     }
 }
 

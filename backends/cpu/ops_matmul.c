@@ -4,9 +4,9 @@
  * be. Integer kernels want their columns quantized: that is a step
  * of its own, done once for all products of the same activations (Q, K and V; gate and up).
  * Plain: w's row as f32, sums in f64 (by segments if asked), any strides, batches and lengths. */
-#include "backends/cpu/program.h"
+#include "backends/cpu/matmul.h"
 
-enum { MIN_CHUNK = 16, MAX_CHUNK = 256, CHUNKS_PER_THREAD = 2, OWN_PERCENT = 70 };
+enum { MIN_CHUNK = 16, CHUNKS_PER_THREAD = 2, OWN_PERCENT = 70 };
 
 /* --- quantized columns -------------------------------------------------------------------------------- */
 
@@ -36,19 +36,11 @@ static cpu_region *quantized(cpu_compiler *c, const sheaf_tensor *node) {
 
 /* --- the fast path -------------------------------------------------------------------------------------- */
 
-/* How rows of w are handed out. Most are a thread's from the start, in one piece: taking a chunk costs a
- * cache line's trip between cores, which is a tenth of a small product. The rest is taken chunk by
- * chunk by whoever is done first. Which rows are together does not change a bit (kernels.h, K1). */
-typedef struct handout {
-    int64_t own;   /* rows that are each thread's */
-    int64_t chunk; /* rows taken at a time of what is left */
-} handout;
-
-static handout hand_out(int64_t m, int nth) {
-    if (nth == 1) return (handout){m, MAX_CHUNK};
+cpu_handout cpu_hand_out(int64_t m, int nth) {
+    if (nth == 1) return (cpu_handout){m, CPU_MAX_CHUNK};
     int64_t own = m * OWN_PERCENT / 100 / nth / MIN_CHUNK * MIN_CHUNK, left = m - own * nth;
     int64_t chunk = left / ((int64_t)nth * CHUNKS_PER_THREAD) / MIN_CHUNK * MIN_CHUNK;
-    return (handout){own, chunk < MIN_CHUNK ? MIN_CHUNK : chunk > MAX_CHUNK ? MAX_CHUNK : chunk};
+    return (cpu_handout){own, chunk < MIN_CHUNK ? MIN_CHUNK : chunk > CPU_MAX_CHUNK ? CPU_MAX_CHUNK : chunk};
 }
 
 /* One chunk of rows of one batch. */
@@ -78,7 +70,7 @@ static void mul_chunk(const cpu_step *s, const cpu_task *t, int64_t batch, int64
 
 static void run_mul(const cpu_step *s, const cpu_task *t) {
     int64_t m = s->dst->ne[0], batches = s->dst->ne[2] * s->dst->ne[3];
-    handout h = hand_out(m, t->nth);
+    cpu_handout h = cpu_hand_out(m, t->nth);
     for (int64_t b = 0; b < batches && h.own; b++) mul_chunk(s, t, b, h.own * t->ith, h.own * (t->ith + 1));
     int64_t first = h.own * t->nth, per_batch = (m - first + h.chunk - 1) / h.chunk, n = per_batch * batches;
     if (n == 0) return;
@@ -90,7 +82,7 @@ static void run_mul(const cpu_step *s, const cpu_task *t) {
 
 /* --- the plain path --------------------------------------------------------------------------------------- */
 
-static double dot_plain(const float *w, const char *x, size_t x_step, int64_t k, int64_t segment) {
+double cpu_dot_plain(const float *w, const char *x, size_t x_step, int64_t k, int64_t segment) {
     double sum = 0;
     for (int64_t at = 0; at < k; at += segment) {
         double part = 0;
@@ -114,7 +106,7 @@ static void run_plain(const cpu_step *s, const cpu_task *t) {
         sheaf_to_float(w->type, src, row, k);
         for (int64_t n = 0; n < d->ne[1]; n++) {
             cpu_row r = {n, i2, i3};
-            double sum = dot_plain(row, cpu_row_at(cpu_at(t, x), x, r), x->nb[0], k, segment > 0 ? segment : 1);
+            double sum = cpu_dot_plain(row, cpu_row_at(cpu_at(t, x), x, r), x->nb[0], k, segment > 0 ? segment : 1);
             char *out = cpu_row_at(cpu_at(t, d), d, r) + (size_t)m * d->nb[0];
             if (d->type == SHEAF_F64)
                 *(double *)out = sum;

@@ -25,12 +25,18 @@ typedef struct op_case {
 
 /* Ids and positions by op; floats were filled by place. */
 static void fill_integers(sheaf_tensor *node, uint32_t seed) {
-    sheaf_tensor *ids = node->op == SHEAF_OP_SET_ROWS                                ? node->src[2]
-                        : node->op == SHEAF_OP_GET_ROWS || node->op == SHEAF_OP_ROPE ? node->src[1]
-                                                                                     : NULL;
-    if (!ids) return;
-    int64_t rows = node->op == SHEAF_OP_ROPE ? 3000 : node->src[0]->ne[1];
-    for (int64_t i = 0; i < ids->ne[0]; i++) {
+    static const int ids_at[SHEAF_OP_COUNT] = {
+        [SHEAF_OP_SET_ROWS] = 2, [SHEAF_OP_GET_ROWS] = 1, [SHEAF_OP_ROPE] = 1,
+        [SHEAF_OP_ADD_ID] = 2,   [SHEAF_OP_PICK] = 1,     [SHEAF_OP_MUL_MAT_ID] = 2,
+    };
+    if (!ids_at[node->op]) return;
+    sheaf_tensor *ids = node->src[ids_at[node->op]];
+    int64_t rows = node->op == SHEAF_OP_ROPE         ? 3000
+                   : node->op == SHEAF_OP_MUL_MAT_ID ? node->src[0]->ne[2]
+                   : node->op == SHEAF_OP_ADD_ID     ? node->src[1]->ne[1]
+                   : node->op == SHEAF_OP_PICK       ? node->src[0]->ne[0]
+                                                     : node->src[0]->ne[1];
+    for (int64_t i = 0; i < sheaf_nelements(ids); i++) {
         int64_t id = (int64_t)(random_next(&seed) % (uint32_t)(rows + 2)) - 1; /* -1 and `rows` are outside */
         if (node->op == SHEAF_OP_ROPE && id < 0) id = 0;
         if (ids->type == SHEAF_I64)
@@ -185,8 +191,8 @@ Test(ops, elementwise, .timeout = 120) {
         {"glu", glu, SHEAF_GLU_COUNT, 2e-6},
         {"glu of halves", glu_halves, SHEAF_GLU_COUNT, 2e-6},
     };
-    op_case cases[512];
-    char names[512][64];
+    op_case cases[640];
+    char names[640][64];
     int n = 0;
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++)
         for (int kind = 0; kind < families[f].kinds; kind++)
@@ -459,6 +465,155 @@ Test(ops, products, .timeout = 300) {
             n++;
         }
     run_table(cases, n);
+}
+
+/* --- mixtures of experts -------------------------------------------------------------------------------------------
+ */
+
+/* m, k: an expert's; n: tokens; kind: experts used of 6, + 16: one column a token, + 32: f64, summed. */
+static sheaf_tensor *mul_mat_id(sheaf_arena *a, const op_case *c) {
+    int64_t used = c->kind & 15;
+    sheaf_tensor *w = sheaf_new_3d(a, c->type, c->k, c->m, 6), *ids = sheaf_new_2d(a, SHEAF_I32, used, c->n);
+    sheaf_tensor *x = sheaf_new_3d(a, SHEAF_F32, c->k, c->kind & 16 ? 1 : used, c->n);
+    return c->kind & 32 ? sheaf_mul_mat_id_sum(a, w, x, ids, (int32_t)c->k / 2) : sheaf_mul_mat_id(a, w, x, ids);
+}
+static sheaf_tensor *mul_mat_id_segments(sheaf_arena *a, const op_case *c) {
+    return sheaf_mul_mat_segments(a, mul_mat_id(a, c), (int32_t)c->k / 2);
+}
+
+Test(ops, products_by_id, .timeout = 300) {
+    static const sheaf_type types[] = {SHEAF_F32, SHEAF_BF16, SHEAF_Q4_0, SHEAF_Q8_0, SHEAF_Q6_K, SHEAF_MXFP4};
+    static const struct {
+        const char *name;
+        sheaf_tensor *(*build)(sheaf_arena *, const op_case *);
+        int kind;
+        int64_t m, n, k;
+    } shapes[] = {
+        {"one token", mul_mat_id, 2, 70, 1, 512},
+        {"one column a token", mul_mat_id, 2 + 16, 33, 5, 512},
+        {"many", mul_mat_id, 3, 300, 170, 512}, /* more columns an expert than one tile holds */
+        {"segments", mul_mat_id_segments, 2, 33, 5, 512},
+        {"sum", mul_mat_id, 2 + 32, 33, 5, 512},
+        {"sum of one", mul_mat_id, 1 + 32, 33, 1, 512},
+        {"sum of many", mul_mat_id, 4 + 32, 40, 170, 512},
+        {"no tokens", mul_mat_id, 2, 33, 0, 512},
+        {"none used", mul_mat_id, 0, 33, 3, 512},
+        {"no rows", mul_mat_id, 2, 0, 3, 512},
+    };
+    op_case cases[64];
+    char names[64][64];
+    int n = 0;
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
+        for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++, n++) {
+            snprintf(names[n], sizeof names[n], "%s by id, %s", sheaf_type_name(types[t]), shapes[s].name);
+            cases[n] =
+                (op_case){names[n],    shapes[s].build, product_bound(types[t]), shapes[s].kind, types[t], shapes[s].m,
+                          shapes[s].n, shapes[s].k};
+        }
+    run_table(cases, n);
+}
+
+static sheaf_tensor *add_id(sheaf_arena *a, const op_case *c) {
+    return sheaf_add_id(a, sheaf_new_3d(a, SHEAF_F32, c->m, 3, c->n), sheaf_new_2d(a, SHEAF_F32, c->m, 5),
+                        sheaf_new_2d(a, SHEAF_I32, 3, c->n));
+}
+static sheaf_tensor *top_k(sheaf_arena *a, const op_case *c) {
+    return sheaf_top_k(a, sheaf_new_2d(a, SHEAF_F32, c->m, c->n), c->k);
+}
+static sheaf_tensor *pick(sheaf_arena *a, const op_case *c) {
+    return sheaf_pick(a, sheaf_new_2d(a, SHEAF_F32, c->m, c->n), sheaf_new_2d(a, SHEAF_I32, c->k, c->n));
+}
+/* A bias of one element an expert, summed by weight: a product of length 1. */
+static sheaf_tensor *weighted_bias(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *w = sheaf_new_3d(a, SHEAF_F32, 1, c->m, 5), *x = sheaf_new_3d(a, SHEAF_F32, 1, 3, c->n);
+    return sheaf_mul_mat_id_sum(a, w, x, sheaf_new_2d(a, SHEAF_I32, 3, c->n), 1);
+}
+
+Test(ops, choices_of_experts, .timeout = 120) {
+    static const op_case cases[] = {
+        {"add_id", add_id, 1e-6, .m = 40, .n = 7},
+        {"add_id one", add_id, 1e-6, .m = 1, .n = 1},
+        {"add_id none", add_id, 0, .m = 8, .n = 0},
+        {"top 2 of 8", top_k, 0, .m = 8, .n = 9, .k = 2},
+        {"top 8 of 128", top_k, 0, .m = 128, .n = 5, .k = 8},
+        {"sort", top_k, 0, .m = 77, .n = 3, .k = 77},
+        {"top none", top_k, 0, .m = 5, .n = 3, .k = 0},
+        {"pick", pick, 0, .m = 9, .n = 6, .k = 4},
+        {"weighted bias", weighted_bias, 1e-6, .m = 33, .n = 4},
+    };
+    RUN(cases);
+}
+
+/* Ties go to the lower index, NaN to the end, whatever lies around them. */
+Test(ops, order_is_strict, .timeout = 30) {
+    static const float values[3][6] = {
+        {1, 1, 1, 1, 1, 1}, {NAN, 2, NAN, 2, -INFINITY, 3}, {NAN, NAN, NAN, NAN, NAN, 0}};
+    static const int32_t expected[3][6] = {{0, 1, 2, 3, 4, 5}, {5, 1, 3, 4, 0, 2}, {5, 0, 1, 2, 3, 4}};
+    workbench w;
+    cr_assert_eq(workbench_open(&w, "cpu", 1, ""), SHEAF_OK, "%s", sheaf_error());
+    for (int64_t k = 1; k <= 6; k++) {
+        sheaf_graph *g;
+        cr_assert_eq(workbench_clear(&w), SHEAF_OK, "%s", sheaf_error());
+        sheaf_tensor *x = sheaf_new_2d(w.arena, SHEAF_F32, 6, 3), *t = sheaf_top_k(w.arena, x, k);
+        cr_assert_eq(workbench_graph(&w, t, &g), SHEAF_OK, "%s", sheaf_error());
+        cr_assert_eq(workbench_place(&w, 1), SHEAF_OK, "%s", sheaf_error());
+        memcpy(x->data, values, sizeof values);
+        cr_assert_eq(sheaf_backend_compute(w.backend, g), SHEAF_OK, "%s", sheaf_error());
+        for (int r = 0; r < 3; r++)
+            for (int64_t i = 0; i < k; i++) {
+                int32_t got = ((const int32_t *)t->data)[r * k + i];
+                cr_assert_eq(got, expected[r][i], "row %d, place %d of %d: %d, expected %d", r, (int)i, (int)k, got,
+                             expected[r][i]);
+            }
+    }
+    workbench_close(&w);
+}
+
+/* An unrounded sum: two products added in f64 are rounded once. */
+Test(ops, unrounded_sums_are_rounded_once, .timeout = 30) {
+    workbench w;
+    sheaf_graph *g;
+    cr_assert_eq(workbench_open(&w, "cpu", 2, ""), SHEAF_OK, "%s", sheaf_error());
+    sheaf_tensor *a = sheaf_new_2d(w.arena, SHEAF_F32, 1, 3), *x = sheaf_new_2d(w.arena, SHEAF_F32, 1, 2);
+    sheaf_tensor *y = sheaf_new_2d(w.arena, SHEAF_F32, 1, 2);
+    sheaf_tensor *p = sheaf_unrounded(w.arena, sheaf_mul_mat_segments(w.arena, sheaf_mul_mat(w.arena, a, x), 1));
+    sheaf_tensor *q = sheaf_unrounded(w.arena, sheaf_mul_mat_segments(w.arena, sheaf_mul_mat(w.arena, a, y), 1));
+    sheaf_tensor *t = sheaf_round(w.arena, sheaf_add(w.arena, sheaf_add(w.arena, p, q), q));
+    cr_assert_eq(workbench_graph(&w, t, &g), SHEAF_OK, "%s", sheaf_error());
+    cr_assert_eq(workbench_place(&w, 1), SHEAF_OK, "%s", sheaf_error());
+    for (int i = 0; i < 3; i++) ((float *)a->data)[i] = 1;
+    for (int i = 0; i < 2; i++) ((float *)x->data)[i] = 1, ((float *)y->data)[i] = 0x1p-24f;
+    cr_assert_eq(sheaf_backend_compute(w.backend, g), SHEAF_OK, "%s", sheaf_error());
+    for (int i = 0; i < 6; i++) { /* 1 + 2^-24 would be 1 in f32, and again */
+        float got = ((const float *)t->data)[i];
+        cr_assert(got == 1 + 0x1p-23f, "element %d is %a, expected %a", i, (double)got, 1 + 0x1p-23);
+    }
+    workbench_close(&w);
+}
+
+/* Constructors refuse what does not fit, with the shapes. */
+Test(ops, experts_refuse_what_does_not_fit, .timeout = 30) {
+    sheaf_arena *a;
+    for (int i = 0; i < 10; i++) {
+        cr_assert_eq(sheaf_arena_new(1 << 14, &a), SHEAF_OK);
+        sheaf_tensor *w = sheaf_new_3d(a, SHEAF_F32, 8, 6, 5), *x = sheaf_new_3d(a, SHEAF_F32, 8, 2, 4);
+        sheaf_tensor *ids = sheaf_new_2d(a, SHEAF_I32, 2, 4), *m = sheaf_new_2d(a, SHEAF_F32, 8, 4), *t = NULL;
+        switch (i) {
+        case 0: t = sheaf_mul_mat_id(a, sheaf_new_3d(a, SHEAF_F32, 7, 6, 5), x, ids); break;
+        case 1: t = sheaf_mul_mat_id(a, w, x, sheaf_new_2d(a, SHEAF_I32, 2, 3)); break;
+        case 2: t = sheaf_mul_mat_id(a, w, x, sheaf_new_2d(a, SHEAF_I32, 3, 4)); break;
+        case 3: t = sheaf_mul_mat_id(a, w, x, sheaf_new_2d(a, SHEAF_F32, 2, 4)); break;
+        case 4: t = sheaf_mul_mat_id_sum(a, w, sheaf_new_3d(a, SHEAF_F32, 8, 1, 4), ids, 4); break;
+        case 5: t = sheaf_mul_mat_id_sum(a, w, x, ids, 3); break;
+        case 6: t = sheaf_add_id(a, x, sheaf_new_2d(a, SHEAF_F32, 7, 5), ids); break;
+        case 7: t = sheaf_top_k(a, m, 9); break;
+        case 8: t = sheaf_pick(a, m, sheaf_new_2d(a, SHEAF_I32, 2, 3)); break;
+        case 9: t = sheaf_unrounded(a, sheaf_mul_mat(a, m, m)); break;
+        }
+        cr_assert_null(t, "row %d was made", i);
+        cr_assert_eq(sheaf_arena_status(a), SHEAF_E_SHAPE, "row %d: %s", i, sheaf_error());
+        sheaf_arena_free(a);
+    }
 }
 
 /* Case C20: no row or column is lost at the tail of a tile. One graph holds the product of every m rows with

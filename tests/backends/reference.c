@@ -74,6 +74,11 @@ static double mapped(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t i2, 
 static double gated(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
     double g = reference_at(n->src[0], i0, i1, i2, i3), up = reference_at(n->src[1], i0, i1, i2, i3);
     if (n->params.glu.kind == SHEAF_GLU_SWIGLU) return silu(g) * up;
+    if (n->params.glu.kind == SHEAF_GLU_SWIGLU_OAI) {
+        double limit = (double)n->params.glu.limit;
+        g = fmin(g, limit);
+        return g / (1 + exp(-(double)n->params.glu.alpha * g)) * (fmax(-limit, fmin(limit, up)) + 1);
+    }
     return (n->params.glu.kind == SHEAF_GLU_GEGLU ? gelu(g) : g > 0 ? g : 0) * up;
 }
 
@@ -181,6 +186,59 @@ static void matmul(const sheaf_tensor *n, double *out) {
         }
 }
 
+/* One column of w[id] x, all experts dense: out[m]; zeros for a foreign id. */
+static void expert_column(const sheaf_tensor *w, const sheaf_tensor *x, int64_t id, int64_t j, int64_t t, double *out) {
+    for (int64_t m = 0; m < w->ne[1]; m++) out[m] = 0;
+    if (id < 0 || id >= w->ne[2]) return;
+    double *a = matrix(w, id, 0);
+    for (int64_t m = 0; m < w->ne[1]; m++)
+        for (int64_t k = 0; k < w->ne[0]; k++) out[m] += a[m * w->ne[0] + k] * wrapped(x, k, j, t, 0);
+    free(a);
+}
+
+static void matmul_id(const sheaf_tensor *n, double *out) {
+    const sheaf_tensor *ids = n->src[2];
+    bool sum = n->params.mul_mat.over_used;
+    double *column = malloc((size_t)(n->ne[0] + 1) * sizeof *column);
+    memset(out, 0, (size_t)sheaf_nelements(n) * sizeof *out);
+    for (int64_t t = 0; t < ids->ne[1]; t++)
+        for (int64_t j = 0; j < ids->ne[0]; j++) {
+            expert_column(n->src[0], n->src[1], (int64_t)reference_at(ids, j, t, 0, 0), j, t, column);
+            double *into = out + (sum ? t : t * ids->ne[0] + j) * n->ne[0];
+            for (int64_t m = 0; m < n->ne[0]; m++) into[m] += column[m];
+        }
+    free(column);
+}
+
+static double added_id(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    int64_t id = (int64_t)reference_at(n->src[2], i1, i2, 0, 0);
+    double x = reference_at(n->src[0], i0, i1, i2, i3);
+    return id < 0 || id >= n->src[1]->ne[1] ? x : x + reference_at(n->src[1], i0, id, 0, 0);
+}
+
+/* The element that i0 others come before. */
+static double ranked(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    (void)i2, (void)i3;
+    const sheaf_tensor *x = n->src[0];
+    for (int64_t a = 0; a < x->ne[0]; a++) {
+        double va = reference_at(x, a, i1, 0, 0);
+        int64_t earlier = 0;
+        for (int64_t b = 0; b < x->ne[0]; b++) {
+            double vb = reference_at(x, b, i1, 0, 0);
+            bool equal = va == vb || (isnan(va) && isnan(vb));
+            earlier += equal ? b < a : vb > va || (isnan(va) && !isnan(vb));
+        }
+        if (earlier == i0) return (double)a;
+    }
+    return NAN;
+}
+
+static double picked(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    (void)i2, (void)i3;
+    int64_t id = (int64_t)reference_at(n->src[1], i0, i1, 0, 0);
+    return id < 0 || id >= n->src[0]->ne[0] ? 0 : reference_at(n->src[0], id, i1, 0, 0);
+}
+
 static double got_row(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
     (void)i2, (void)i3;
     int64_t id = (int64_t)reference_at(n->src[1], i1, 0, 0, 0);
@@ -256,14 +314,15 @@ static element_fn meaning(sheaf_op op) {
         [SHEAF_OP_RMS_NORM] = normed_rms, [SHEAF_OP_NORM] = normed,      [SHEAF_OP_SOFT_MAX] = soft_maxed,
         [SHEAF_OP_ROPE] = rotated,        [SHEAF_OP_GET_ROWS] = got_row, [SHEAF_OP_SET_ROWS] = set_row,
         [SHEAF_OP_CONCAT] = joined,       [SHEAF_OP_SUM_ROWS] = summed,  [SHEAF_OP_FILL] = filled,
-        [SHEAF_OP_ARGMAX] = largest,
+        [SHEAF_OP_ARGMAX] = largest,      [SHEAF_OP_ADD_ID] = added_id,  [SHEAF_OP_ARGSORT] = ranked,
+        [SHEAF_OP_PICK] = picked,         [SHEAF_OP_ROUND] = copied,
     };
     return table[op];
 }
 
 void reference_eval(const sheaf_tensor *n, double *out) {
-    if (n->op == SHEAF_OP_ATTENTION || n->op == SHEAF_OP_MUL_MAT) {
-        (n->op == SHEAF_OP_ATTENTION ? attention : matmul)(n, out);
+    if (n->op == SHEAF_OP_ATTENTION || n->op == SHEAF_OP_MUL_MAT || n->op == SHEAF_OP_MUL_MAT_ID) {
+        (n->op == SHEAF_OP_ATTENTION ? attention : n->op == SHEAF_OP_MUL_MAT ? matmul : matmul_id)(n, out);
         return;
     }
     element_fn fn = meaning(n->op);

@@ -92,6 +92,23 @@ static sheaf_tensor *make_view_quant(sheaf_arena *a) {
 }
 static sheaf_tensor *make_leaf(sheaf_arena *a) { return f32(a, 8, 4, 1); }
 
+/* 5 experts of 8 -> 6, 2 used by each of 4 tokens */
+static sheaf_tensor *ids_of_experts(sheaf_arena *a) { return sheaf_new_2d(a, SHEAF_I32, 2, 4); }
+static sheaf_tensor *make_mul_mat_id(sheaf_arena *a) {
+    return sheaf_mul_mat_id(a, f32(a, 8, 6, 5), f32(a, 8, 1, 4), ids_of_experts(a));
+}
+static sheaf_tensor *make_mul_mat_id_sum(sheaf_arena *a) {
+    return sheaf_mul_mat_id_sum(a, f32(a, 8, 6, 5), f32(a, 8, 2, 4), ids_of_experts(a), 4);
+}
+static sheaf_tensor *make_add_id(sheaf_arena *a) {
+    return sheaf_add_id(a, f32(a, 8, 2, 4), f32(a, 8, 5, 1), ids_of_experts(a));
+}
+static sheaf_tensor *make_argsort(sheaf_arena *a) { return sheaf_top_k(a, f32(a, 8, 4, 1), 2); }
+static sheaf_tensor *make_pick(sheaf_arena *a) { return sheaf_pick(a, f32(a, 8, 4, 1), ids_of_experts(a)); }
+static sheaf_tensor *wide(sheaf_arena *a) { return sheaf_new_2d(a, SHEAF_F64, 8, 4); }
+static sheaf_tensor *make_add_wide(sheaf_arena *a) { return sheaf_add(a, wide(a), wide(a)); }
+static sheaf_tensor *make_round(sheaf_arena *a) { return sheaf_round(a, wide(a)); }
+
 static const struct {
     const char *name;
     maker make;
@@ -135,7 +152,14 @@ static const struct {
               {"view_row", make_view_row},
               {"view_part", make_view_part},
               {"view_across", make_view_across},
-              {"view_quant", make_view_quant}};
+              {"view_quant", make_view_quant},
+              {"mul_mat_id", make_mul_mat_id},
+              {"mul_mat_id_sum", make_mul_mat_id_sum},
+              {"add_id", make_add_id},
+              {"argsort", make_argsort},
+              {"pick", make_pick},
+              {"add_wide", make_add_wide},
+              {"round", make_round}};
 
 static sheaf_tensor *make(sheaf_arena *a, const char *name) {
     for (size_t i = 0; i < sizeof makers / sizeof makers[0]; i++) {
