@@ -81,8 +81,9 @@ static sheaf_status make_cache(sheaf_context *c) {
     c->cache_v = sheaf_calloc((size_t)h->n_layer, sizeof(sheaf_tensor *));
     if (!c->cache_k || !c->cache_v) return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a KV cache");
     for (int32_t il = 0; il < h->n_layer; il++) {
-        c->cache_k[il] = cache_tensor(c, c->o.type_k, (int64_t)h->n_head_kv * h->head_k, m->kv_name[2 * il]);
-        c->cache_v[il] = cache_tensor(c, c->o.type_v, (int64_t)h->n_head_kv * h->head_v, m->kv_name[2 * il + 1]);
+        int64_t heads = h->layer[il].n_head_kv;
+        c->cache_k[il] = cache_tensor(c, c->o.type_k, heads * h->head_k, m->kv_name[2 * il]);
+        c->cache_v[il] = cache_tensor(c, c->o.type_v, heads * model_cached_v(m), m->kv_name[2 * il + 1]);
         if (!c->cache_k[il] || !c->cache_v[il]) return sheaf_arena_status(c->state);
     }
     if (!m->no_data) s = model_need_memory(m, c->state);

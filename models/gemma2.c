@@ -19,7 +19,7 @@ static sheaf_status read(sheaf_model *m) {
     sheaf_hparams *h = &m->hp;
     h->embed_scale = sqrtf((float)h->n_embd);
     /* The 27B was trained with scores divided by the width per head, which its file does not say. */
-    int32_t width = h->n_embd / h->n_head;
+    int32_t width = h->n_embd / h->layer[0].n_head;
     if (h->n_layer == 46) h->attn_scale = 1.0f / sqrtf((float)width);
     return model_read_window(m, 4096, 2);
 }

@@ -20,7 +20,7 @@ static sheaf_status read(sheaf_model *m) {
     sheaf_hparams *h = &m->hp;
     h->embed_scale = sqrtf((float)h->n_embd);
     /* The 27B was trained with scores divided by the width per head, which its file does not say. */
-    int32_t width = h->n_embd / h->n_head;
+    int32_t width = h->n_embd / h->layer[0].n_head;
     if (h->n_layer == 62) h->attn_scale = 1.0f / sqrtf((float)width);
     h->rope_window.rope.freq_base = 10000.0f;
     h->rope_window.rope.freq_scale = 1.0f; /* the stretching for long contexts is for layers that see them */

@@ -3,6 +3,7 @@
 #include "models/model_internal.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -37,32 +38,34 @@ static sheaf_status integer(const sheaf_model *m, const char *suffix, int64_t lo
     return SHEAF_OK;
 }
 
-/* The same for a key that may be an array with one entry a layer: all must be equal (so far). */
-static sheaf_status per_layer(const sheaf_model *m, const char *suffix, int64_t lo, int64_t hi, int64_t fallback,
-                              int32_t *out) {
+/* The same for every layer, for a key that may be an array with one entry a layer. `field` is the offset in
+ * sheaf_layer_hparams; `fallback` that of the field whose value is taken when the key is absent, -1: it is needed. */
+static sheaf_status per_layer(sheaf_model *m, const char *suffix, int64_t lo, int64_t hi, ptrdiff_t fallback,
+                              size_t field) {
     char key[KEY_BYTES];
     int64_t at = sheaf_gguf_find(m->gguf, full_key(m, suffix, key));
     int64_t n = at < 0 ? -1 : sheaf_gguf_array_length(m->gguf, at);
-    if (n < 0) return integer(m, suffix, lo, hi, fallback, out);
-    if (n != m->hp.n_layer)
+    if (n >= 0 && n != m->hp.n_layer)
         return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s has %lld entries for %d layers", m->path, key, (long long)n,
                           m->hp.n_layer);
-    int64_t first = 0;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t v;
-        sheaf_status s = sheaf_gguf_array_i64(m->gguf, key, i, &v);
+    for (int32_t il = 0; il < m->hp.n_layer; il++) {
+        char *layer = (char *)&m->layers[il];
+        int64_t v = 0;
+        sheaf_status s = SHEAF_OK;
+        if (at < 0 && fallback >= 0) {
+            v = *(int32_t *)(layer + fallback);
+        } else {
+            s = n >= 0 ? sheaf_gguf_array_i64(m->gguf, key, il, &v) : sheaf_gguf_get_i64(m->gguf, key, &v);
+        }
         if (s) return s;
-        if (i == 0) first = v;
-        if (v != first)
-            return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: key %s differs by layer (%lld in layer 0, %lld in layer %lld)",
-                              m->path, key, (long long)first, (long long)v, (long long)i);
+        if (v < lo || v > hi)
+            return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s is %lld in layer %d, expected %lld to %lld", m->path, key,
+                              (long long)v, il, (long long)lo, (long long)hi);
+        *(int32_t *)(layer + field) = (int32_t)v;
     }
-    if (first < lo || first > hi)
-        return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s is %lld, expected %lld to %lld", m->path, key, (long long)first,
-                          (long long)lo, (long long)hi);
-    *out = (int32_t)first;
     return SHEAF_OK;
 }
+#define FIELD(name) offsetof(sheaf_layer_hparams, name)
 
 sheaf_status model_key_f32(const sheaf_model *m, const char *suffix, float *io) {
     char key[KEY_BYTES];
@@ -88,28 +91,46 @@ static sheaf_status vocabulary(sheaf_model *m) {
     return SHEAF_OK;
 }
 
+/* Head and feed-forward counts of every layer. */
+static sheaf_status layer_shapes(sheaf_model *m) {
+    m->layers = sheaf_calloc((size_t)m->hp.n_layer, sizeof *m->layers);
+    if (!m->layers) return sheaf_fail(SHEAF_E_NO_MEMORY, "%s: no memory for %d layers", m->path, m->hp.n_layer);
+    m->hp.layer = m->layers;
+    sheaf_status s = per_layer(m, "feed_forward_length", 1, MAX_LENGTH, -1, FIELD(n_ff));
+    if (!s) s = per_layer(m, "attention.head_count", 1, 1 << 16, -1, FIELD(n_head));
+    if (!s) s = per_layer(m, "attention.head_count_kv", 1, 1 << 16, FIELD(n_head), FIELD(n_head_kv));
+    for (int32_t il = 0; il < m->hp.n_layer && !s; il++)
+        if (m->layers[il].n_head % m->layers[il].n_head_kv)
+            s = sheaf_fail(SHEAF_E_FORMAT, "%s: layer %d: %d heads are no multiple of %d KV heads", m->path, il,
+                           m->layers[il].n_head, m->layers[il].n_head_kv);
+    return s;
+}
+
+/* The head size follows from the width only where the file says nothing; it is the same in all layers. */
+static sheaf_status head_sizes(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    int32_t n_head = h->layer[0].n_head, most = n_head;
+    int64_t head = h->n_embd % n_head == 0 ? h->n_embd / n_head : 0;
+    char key[KEY_BYTES];
+    if (head == 0 && sheaf_gguf_find(m->gguf, full_key(m, "attention.key_length", key)) < 0)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: a width of %d is no multiple of %d heads, and there is no %s", m->path,
+                          h->n_embd, n_head, key);
+    sheaf_status s = integer(m, "attention.key_length", 1, 1 << 16, head, &h->head_k);
+    if (!s) s = integer(m, "attention.value_length", 1, 1 << 16, head, &h->head_v);
+    if (s) return s;
+    for (int32_t il = 0; il < h->n_layer; il++) most = h->layer[il].n_head > most ? h->layer[il].n_head : most;
+    if ((int64_t)most * (h->head_k > h->head_v ? h->head_k : h->head_v) > MAX_LENGTH)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: %d heads of %d", m->path, most, h->head_k);
+    return SHEAF_OK;
+}
+
 static sheaf_status shapes(sheaf_model *m) {
     sheaf_hparams *h = &m->hp;
     sheaf_status s = integer(m, "block_count", 1, MAX_LAYERS, -1, &h->n_layer);
     if (!s) s = integer(m, "context_length", 1, INT32_MAX, -1, &h->n_ctx_train);
     if (!s) s = integer(m, "embedding_length", 1, MAX_LENGTH, -1, &h->n_embd);
-    if (!s) s = per_layer(m, "feed_forward_length", 1, MAX_LENGTH, -1, &h->n_ff);
-    if (!s) s = per_layer(m, "attention.head_count", 1, 1 << 16, -1, &h->n_head);
-    if (!s) s = per_layer(m, "attention.head_count_kv", 1, 1 << 16, h->n_head, &h->n_head_kv);
-    if (s) return s;
-    if (h->n_head % h->n_head_kv)
-        return sheaf_fail(SHEAF_E_FORMAT, "%s: %d heads are no multiple of %d KV heads", m->path, h->n_head,
-                          h->n_head_kv);
-    /* The head size follows from the width only where the file says nothing. */
-    int64_t head = h->n_embd % h->n_head == 0 ? h->n_embd / h->n_head : 0;
-    char key[KEY_BYTES];
-    if (head == 0 && sheaf_gguf_find(m->gguf, full_key(m, "attention.key_length", key)) < 0)
-        return sheaf_fail(SHEAF_E_FORMAT, "%s: a width of %d is no multiple of %d heads, and there is no %s", m->path,
-                          h->n_embd, h->n_head, key);
-    s = integer(m, "attention.key_length", 1, 1 << 16, head, &h->head_k);
-    if (!s) s = integer(m, "attention.value_length", 1, 1 << 16, head, &h->head_v);
-    if (!s && (int64_t)h->n_head * (h->head_k > h->head_v ? h->head_k : h->head_v) > MAX_LENGTH)
-        s = sheaf_fail(SHEAF_E_FORMAT, "%s: %d heads of %d", m->path, h->n_head, h->head_k);
+    if (!s) s = layer_shapes(m);
+    if (!s) s = head_sizes(m);
     return s ? s : vocabulary(m);
 }
 
@@ -205,6 +226,43 @@ sheaf_status model_read_window(sheaf_model *m, int32_t length, int32_t period) {
     return window_pattern(m, period);
 }
 
+/* --- latent attention --- */
+
+/* Scores go by the heads that latents stand for. With YaRN the file's multiplier takes the magnitude out of the
+ * rotation, where a part of a head would miss it, and into the scores. */
+static sheaf_status latent_scale(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    sheaf_params *p = &h->rope;
+    float multiplier = 0;
+    h->attn_scale = 1.0f / sqrtf((float)h->head_k_mla);
+    sheaf_status s = model_key_f32(m, "rope.scaling.yarn_log_multiplier", &multiplier);
+    if (s || multiplier == 0 || p->rope.ext_factor == 0) return s;
+    float stretch = logf(1.0f / p->rope.freq_scale), magnitude = 1.0f + multiplier * stretch;
+    p->rope.attn_factor /= 1.0f + 0.1f * stretch;
+    h->attn_scale *= magnitude * magnitude;
+    return SHEAF_OK;
+}
+
+sheaf_status model_read_latents(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    sheaf_status s = integer(m, "attention.q_lora_rank", 0, MAX_LENGTH, 0, &h->n_lora_q);
+    if (!s) s = integer(m, "attention.kv_lora_rank", 1, MAX_LENGTH, -1, &h->n_lora_kv);
+    if (!s) s = integer(m, "attention.key_length_mla", 1, 1 << 16, -1, &h->head_k_mla);
+    if (!s) s = integer(m, "attention.value_length_mla", 1, 1 << 16, -1, &h->head_v_mla);
+    if (s) return s;
+    int32_t turned = h->rope.rope.n_dims;
+    bool one_head = true;
+    for (int32_t il = 0; il < h->n_layer; il++) one_head = one_head && h->layer[il].n_head_kv == 1;
+    if (!one_head || (int64_t)h->n_lora_kv + turned != h->head_k || h->head_v != h->n_lora_kv ||
+        h->head_k_mla <= turned)
+        return sheaf_fail(SHEAF_E_FORMAT,
+                          "%s: latents of %d and %d rotated, heads of %d: expected one cached key of %d and value of "
+                          "%d, not %d and %d",
+                          m->path, h->n_lora_kv, turned, h->head_k_mla, h->n_lora_kv + turned, h->n_lora_kv, h->head_k,
+                          h->head_v);
+    return latent_scale(m);
+}
+
 /* --- the rest --- */
 
 static sheaf_status scales(sheaf_model *m) {
@@ -227,15 +285,56 @@ static sheaf_status scales(sheaf_model *m) {
     return SHEAF_OK;
 }
 
-/* A part that we do not have would otherwise be computed wrongly, or end as a missing tensor (K11, G10). */
-static sheaf_status refuse_experts(const sheaf_model *m) {
+/* --- experts --- */
+
+/* How they are chosen and weighed: as the file says, else as the family does. */
+static sheaf_status gating(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    const model_experts *e = &m->arch->experts;
+    int32_t kind = 0, groups = 1;
     char key[KEY_BYTES];
-    int64_t experts = 0;
-    sheaf_status s = sheaf_gguf_get_i64(m->gguf, full_key(m, "expert_count", key), &experts);
+    bool norm = e->norm;
+    h->expert_scale = 1.0f;
+    sheaf_status s = integer(m, "expert_gating_func", 0, SHEAF_GATING_SOFT_MAX_CHOSEN, 0, &kind);
+    if (!s) s = model_key_f32(m, "expert_weights_scale", &h->expert_scale);
+    if (!s) s = integer(m, "expert_group_count", 0, MAX_LENGTH, 1, &groups);
+    if (s) return s;
+    s = sheaf_gguf_get_bool(m->gguf, full_key(m, "expert_weights_norm", key), &norm);
     if (s && s != SHEAF_E_NOT_FOUND) return s;
-    if (experts == 0) return SHEAF_OK;
-    return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: key %s is %lld; experts are not supported for architecture %s", m->path,
-                      key, (long long)experts, m->arch->name);
+    if (groups > 1)
+        return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: experts in %d groups (%s) are not supported", m->path, groups,
+                          full_key(m, "expert_group_count", key));
+    h->expert_gating = kind ? (sheaf_gating)kind : e->gating;
+    h->expert_norm = norm;
+    if (h->expert_scale == 0) h->expert_scale = 1.0f; /* files say 0 for none */
+    return SHEAF_OK;
+}
+
+/* Experts of every layer but the leading dense ones. A family without experts refuses a file that has some: it would
+ * be computed wrongly, or end as a missing tensor (K11, G10). */
+static sheaf_status experts(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    char key[KEY_BYTES];
+    int32_t shared = 0, dense = 0;
+    sheaf_status s = integer(m, "expert_count", 0, 1 << 16, 0, &h->n_expert);
+    if (s) return s;
+    if (h->n_expert == 0 && m->arch->experts.there != EXPERTS_ALWAYS) return SHEAF_OK;
+    full_key(m, "expert_count", key);
+    if (h->n_expert == 0) return sheaf_fail(SHEAF_E_FORMAT, "%s: key %s is missing or 0", m->path, key);
+    if (m->arch->experts.there == EXPERTS_NEVER)
+        return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: key %s is %d; experts are not supported for architecture %s",
+                          m->path, key, h->n_expert, m->arch->name);
+    s = integer(m, "expert_used_count", 1, h->n_expert, -1, &h->n_expert_used);
+    if (!s) s = integer(m, "leading_dense_block_count", 0, h->n_layer, 0, &dense);
+    if (!s) s = integer(m, "expert_shared_count", 0, 1 << 16, 0, &shared);
+    if (!s) s = per_layer(m, "expert_feed_forward_length", 1, MAX_LENGTH, FIELD(n_ff), FIELD(n_ff_exp));
+    if (s) return s;
+    for (int32_t il = 0; il < h->n_layer; il++) m->layers[il].n_expert = il < dense ? 0 : h->n_expert;
+    if ((int64_t)shared * h->layer[h->n_layer - 1].n_ff_exp > MAX_LENGTH)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: %d shared experts of %d", m->path, shared,
+                          h->layer[h->n_layer - 1].n_ff_exp);
+    h->n_ff_shared = shared * h->layer[h->n_layer - 1].n_ff_exp;
+    return gating(m);
 }
 
 /* GGUF's general.file_type numbers. */
@@ -268,26 +367,35 @@ static void describe(sheaf_model *m) {
     if (sheaf_gguf_get_str(m->gguf, "general.name", &name) == SHEAF_OK) sheaf_str_text(name, h->name, sizeof h->name);
 }
 
+static bool is_of_experts(sheaf_str name) {
+    static const char mark[] = "_exps.weight";
+    size_t n = sizeof mark - 1;
+    return name.n > n && !memcmp(name.s + name.n - n, mark, n);
+}
+
 /* Sizes of what the file holds. A token reads every weight but the embedding, of which it reads a row,
- * unless the embedding is the output as well. */
+ * unless the embedding is the output as well, and the experts that it does not use. */
 static void measure(sheaf_model *m) {
     sheaf_hparams *h = &m->hp;
-    uint64_t params = 0;
+    uint64_t params = 0, idle = 0;
     h->tied = sheaf_gguf_find_tensor(m->gguf, "output.weight") == NULL;
     for (int64_t i = 0; i < sheaf_gguf_n_tensors(m->gguf); i++) {
         const sheaf_gguf_tensor *t = sheaf_gguf_tensor_at(m->gguf, i);
         params += (uint64_t)(t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]); /* each was checked at open */
         h->bytes += t->bytes;
+        if (h->n_expert && is_of_experts(t->name))
+            idle += t->bytes / (uint64_t)h->n_expert * (uint64_t)(h->n_expert - h->n_expert_used);
     }
     h->n_params = (int64_t)params;
     const sheaf_gguf_tensor *embd = sheaf_gguf_find_tensor(m->gguf, "token_embd.weight");
     h->active_bytes = h->tied ? h->bytes : h->bytes - embd->bytes + embd->bytes / (uint64_t)embd->ne[1];
+    h->active_bytes -= idle;
 }
 
 sheaf_status model_read_hparams(sheaf_model *m) {
     snprintf(m->hp.arch, sizeof m->hp.arch, "%s", m->arch->name);
-    sheaf_status s = refuse_experts(m);
-    if (!s) s = shapes(m);
+    sheaf_status s = shapes(m);
+    if (!s) s = experts(m);
     if (!s) s = rope(m);
     if (!s) s = scales(m);
     if (!s && m->arch->read) s = m->arch->read(m);

@@ -17,6 +17,12 @@ static int32_t segment_of(const graph_build *b, int il, model_weight w) {
     return i < 0 || !sheaf_settings()->same_bits ? 0 : m->placement[i].segment;
 }
 
+int32_t layer_segment(const graph_build *b, int il, model_weight w) {
+    int32_t segment = segment_of(b, il, w);
+    const sheaf_tensor *t = layer_weight(b, il, w);
+    return segment > 0 || !t ? segment : (int32_t)t->ne[0];
+}
+
 void layer_emit(graph_build *b, sheaf_tensor *t) {
     if (!b->status && t) b->status = sheaf_graph_expand(b->graph, t);
 }
@@ -92,16 +98,16 @@ static sheaf_tensor *as_columns(graph_build *b, sheaf_tensor *t, int64_t n) {
  *     cache {head * n_head_kv, n_ctx}   one row a cell
  *     view  {head, n_kv, n_head_kv}     strides: element, row, head
  */
-static sheaf_tensor *cached(graph_build *b, sheaf_tensor *cache, sheaf_tensor *rows, int32_t head) {
+static sheaf_tensor *cached(graph_build *b, sheaf_tensor *cache, sheaf_tensor *rows, int32_t head, int32_t n_head_kv) {
     sheaf_arena *a = b->arena;
-    int64_t n = (int64_t)head * b->hp->n_head_kv;
+    int64_t n = (int64_t)head * n_head_kv;
     sheaf_tensor *written = sheaf_set_rows(a, cache, as_columns(b, rows, n), b->in.cells);
     layer_emit(b, written);
     if (!written) return NULL;
     size_t head_bytes = sheaf_row_bytes(cache->type, head);
     return sheaf_view_4d(
-        a, written, (int64_t[]){head, b->key.n_kv, b->hp->n_head_kv, 1},
-        (size_t[]){sheaf_type_bytes(cache->type), cache->nb[1], head_bytes, head_bytes * (size_t)b->hp->n_head_kv}, 0);
+        a, written, (int64_t[]){head, b->key.n_kv, n_head_kv, 1},
+        (size_t[]){sheaf_type_bytes(cache->type), cache->nb[1], head_bytes, head_bytes * (size_t)n_head_kv}, 0);
 }
 
 typedef struct qkv {
@@ -121,27 +127,29 @@ static qkv project_apart(graph_build *b, int il, sheaf_tensor *x) {
 /* One weight: all queries, then all keys, then all values. */
 static qkv project_fused(graph_build *b, int il, sheaf_tensor *x) {
     const sheaf_hparams *h = b->hp;
-    int64_t q = (int64_t)h->n_head * h->head_k, k = (int64_t)h->n_head_kv * h->head_k;
+    int32_t n_head = h->layer[il].n_head, n_head_kv = h->layer[il].n_head_kv;
+    int64_t q = (int64_t)n_head * h->head_k, k = (int64_t)n_head_kv * h->head_k;
     sheaf_tensor *t = layer_named(layer_matmul(b, il, W_ATTN_QKV, W_ATTN_QKV_BIAS, x), "wqkv", il);
     layer_emit(b, t);
-    return (qkv){heads_of(b, t, 0, h->head_k, h->n_head), heads_of(b, t, q, h->head_k, h->n_head_kv),
-                 heads_of(b, t, q + k, h->head_v, h->n_head_kv)};
+    return (qkv){heads_of(b, t, 0, h->head_k, n_head), heads_of(b, t, q, h->head_k, n_head_kv),
+                 heads_of(b, t, q + k, h->head_v, n_head_kv)};
 }
 
 sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool select) {
     const sheaf_hparams *h = b->hp;
+    int32_t n_head = h->layer[il].n_head, n_head_kv = h->layer[il].n_head_kv;
     sheaf_arena *a = b->arena;
     qkv p = layer_weight(b, il, W_ATTN_QKV) ? project_fused(b, il, x) : project_apart(b, il, x);
-    sheaf_tensor *q = layer_named(rotated(b, il, p.q, h->n_head, W_ATTN_Q_NORM), "Qcur", il);
-    sheaf_tensor *k = layer_named(rotated(b, il, p.k, h->n_head_kv, W_ATTN_K_NORM), "Kcur", il);
+    sheaf_tensor *q = layer_named(rotated(b, il, p.q, n_head, W_ATTN_Q_NORM), "Qcur", il);
+    sheaf_tensor *k = layer_named(rotated(b, il, p.k, n_head_kv, W_ATTN_K_NORM), "Kcur", il);
     sheaf_tensor *v = layer_named(p.v, "Vcur", il);
     layer_emit(b, q);
-    sheaf_tensor *keys = cached(b, b->cache_k[il], k, h->head_k);
-    sheaf_tensor *values = cached(b, b->cache_v[il], v, h->head_v);
+    sheaf_tensor *keys = cached(b, b->cache_k[il], k, h->head_k, n_head_kv);
+    sheaf_tensor *values = cached(b, b->cache_v[il], v, h->head_v, n_head_kv);
     sheaf_tensor *y =
         sheaf_attention(a, sheaf_permute(a, q, 0, 2, 1, 3), keys, values, windowed(b, il) ? b->in.window : b->in.mask,
                         NULL, h->attn_scale, 0, h->attn_soft_cap);
-    y = layer_named(sheaf_reshape_2d(a, y, (int64_t)h->head_v * h->n_head, b->key.n_tokens), "kqv_out", il);
+    y = layer_named(sheaf_reshape_2d(a, y, (int64_t)h->head_v * n_head, b->key.n_tokens), "kqv_out", il);
     /* Choosing the wanted tokens before the projection keeps the lookup local where heads are cut, and
      * everything after it small. */
     if (select) y = layer_select(b, y);
@@ -161,11 +169,17 @@ sheaf_tensor *layer_ffn_gated(graph_build *b, int il, sheaf_tensor *x, sheaf_glu
     if (!fused) gate = add_bias(b, il, W_FFN_GATE_BIAS, gate);
     up = add_bias(b, il, W_FFN_UP_BIAS, up);
     if (fused) {
-        gate = part(b, up, 0, b->hp->n_ff);
-        up = part(b, up, b->hp->n_ff, b->hp->n_ff);
+        gate = part(b, up, 0, b->hp->layer[il].n_ff);
+        up = part(b, up, b->hp->layer[il].n_ff, b->hp->layer[il].n_ff);
     }
     sheaf_tensor *y = sheaf_glu_op(b->arena, gate, up, kind);
     return layer_named(layer_matmul(b, il, W_FFN_DOWN, W_FFN_DOWN_BIAS, y), "ffn_out", il);
+}
+
+sheaf_tensor *layer_ffn(graph_build *b, int il, sheaf_tensor *x, sheaf_tensor *residual, sheaf_glu kind) {
+    if (b->hp->layer[il].n_expert) return layer_named(layer_ffn_experts(b, il, x, residual, kind), "l_out", il);
+    sheaf_tensor *y = layer_rms_norm(b, il, layer_ffn_gated(b, il, x, kind), W_FFN_POST_NORM, "ffn_post_norm");
+    return layer_named(sheaf_add(b->arena, y, residual), "l_out", il);
 }
 
 static sheaf_tensor *decoder_layer(graph_build *b, int il, sheaf_tensor *x, sheaf_glu kind) {
@@ -174,9 +188,7 @@ static sheaf_tensor *decoder_layer(graph_build *b, int il, sheaf_tensor *x, shea
     y = layer_rms_norm(b, il, y, W_ATTN_POST_NORM, "attn_post_norm");
     if (last) x = layer_select(b, x);
     x = layer_named(sheaf_add(b->arena, y, x), "ffn_inp", il);
-    y = layer_ffn_gated(b, il, layer_rms_norm(b, il, x, W_FFN_NORM, "ffn_norm"), kind);
-    y = layer_rms_norm(b, il, y, W_FFN_POST_NORM, "ffn_post_norm");
-    return layer_named(sheaf_add(b->arena, y, x), "l_out", il);
+    return layer_ffn(b, il, layer_rms_norm(b, il, x, W_FFN_NORM, "ffn_norm"), x, kind);
 }
 
 void layer_logits(graph_build *b, sheaf_tensor *x) {

@@ -61,6 +61,7 @@ void sheaf_model_free(sheaf_model *m) {
     sheaf_arena_free(m->places);
     sheaf_free(m->layer);
     sheaf_free(m->windowed);
+    sheaf_free(m->layers);
     sheaf_free(m->source);
     sheaf_free(m->weight);
     sheaf_arena_free(m->arena);

@@ -62,11 +62,32 @@ typedef struct sheaf_model_options {
 SHEAF_API sheaf_status sheaf_model_load(const char *path, const sheaf_model_options *o, sheaf_model **out);
 SHEAF_API void sheaf_model_free(sheaf_model *m);
 
+/* What may differ from layer to layer. */
+typedef struct sheaf_layer_hparams {
+    int32_t n_ff, n_head, n_head_kv;
+    int32_t n_expert, n_ff_exp; /* experts and their width; 0: a dense layer */
+} sheaf_layer_hparams;
+
+/* How a token's experts are chosen and weighed, from the router's logits; numbers are GGUF's. */
+typedef enum sheaf_gating {
+    SHEAF_GATING_SOFT_MAX = 1,
+    SHEAF_GATING_SIGMOID = 2,
+    SHEAF_GATING_SOFT_MAX_CHOSEN = 3 /* over the chosen ones only */
+} sheaf_gating;
+
 typedef struct sheaf_hparams {
     char arch[32], name[64], type[96]; /* "llama", general.name, "llama 135M Q4_1" */
     int32_t n_tokens; /* ids that the vocabulary has; at most n_vocab, the rows of the embedding: those above mean
                          nothing */
-    int32_t n_vocab, n_ctx_train, n_embd, n_layer, n_ff, n_head, n_head_kv, head_k, head_v;
+    int32_t n_vocab, n_ctx_train, n_embd, n_layer, head_k, head_v;
+    const sheaf_layer_hparams *layer; /* [n_layer], the model's */
+    int32_t n_expert, n_expert_used;  /* 0: no layer has experts */
+    int32_t n_ff_shared;              /* width of the experts that all tokens share, together; 0: none */
+    sheaf_gating expert_gating;
+    int32_t n_lora_q, n_lora_kv; /* latent attention: widths of what queries, keys and values are made from; 0: not */
+    int32_t head_k_mla, head_v_mla; /* heads that the latents stand for; head_k and head_v are the cached latents' */
+    bool expert_norm;               /* weights of a token's experts are divided by their sum */
+    float expert_scale;
     float rms_eps, norm_eps; /* the latter where norms subtract the mean */
     sheaf_params rope;       /* sheaf_params.rope filled */
     int32_t window; /* positions that a windowed layer sees, the token's own among them; 0: no layer is windowed */

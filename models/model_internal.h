@@ -8,6 +8,7 @@
  *   model.c         the journey of a load, top to bottom
  *   layers.c        layers that families share
  *   llama.c ...     one family each: its weights and what differs in its graph
+ *   experts.c       the feed-forward of a mixture of experts
  *   kv_cache.c      cells (who holds which position) and the tensors behind them
  *   graph_inputs.c  what a graph is fed with: tokens, positions, mask, ids
  *   context.c       decode: micro-batches, graph reuse, logits
@@ -63,7 +64,26 @@
     X(FFN_UP_BIAS, "blk.%d.ffn_up.bias")                                                                               \
     X(FFN_DOWN, "blk.%d.ffn_down.weight")                                                                              \
     X(FFN_DOWN_BIAS, "blk.%d.ffn_down.bias")                                                                           \
-    X(FFN_POST_NORM, "blk.%d.post_ffw_norm.weight")
+    X(FFN_POST_NORM, "blk.%d.post_ffw_norm.weight")                                                                    \
+    X(ROUTER, "blk.%d.ffn_gate_inp.weight")                                                                            \
+    X(ROUTER_BIAS, "blk.%d.ffn_gate_inp.bias")                                                                         \
+    X(CHOICE_BIAS, "blk.%d.exp_probs_b.bias")                                                                          \
+    X(GATE_EXPS, "blk.%d.ffn_gate_exps.weight")                                                                        \
+    X(GATE_EXPS_BIAS, "blk.%d.ffn_gate_exps.bias")                                                                     \
+    X(UP_EXPS, "blk.%d.ffn_up_exps.weight")                                                                            \
+    X(UP_EXPS_BIAS, "blk.%d.ffn_up_exps.bias")                                                                         \
+    X(DOWN_EXPS, "blk.%d.ffn_down_exps.weight")                                                                        \
+    X(DOWN_EXPS_BIAS, "blk.%d.ffn_down_exps.bias")                                                                     \
+    X(GATE_SHEXP, "blk.%d.ffn_gate_shexp.weight")                                                                      \
+    X(UP_SHEXP, "blk.%d.ffn_up_shexp.weight")                                                                          \
+    X(DOWN_SHEXP, "blk.%d.ffn_down_shexp.weight")                                                                      \
+    X(ATTN_Q_A, "blk.%d.attn_q_a.weight")                                                                              \
+    X(ATTN_Q_A_NORM, "blk.%d.attn_q_a_norm.weight")                                                                    \
+    X(ATTN_Q_B, "blk.%d.attn_q_b.weight")                                                                              \
+    X(ATTN_KV_A, "blk.%d.attn_kv_a_mqa.weight")                                                                        \
+    X(ATTN_KV_A_NORM, "blk.%d.attn_kv_a_norm.weight")                                                                  \
+    X(ATTN_K_B, "blk.%d.attn_k_b.weight")                                                                              \
+    X(ATTN_V_B, "blk.%d.attn_v_b.weight")
 
 typedef enum model_weight {
 #define X(id, name) W_##id,
@@ -85,18 +105,39 @@ typedef enum model_dim {
     DIM_K,
     DIM_V,
     DIM_ATTN,
-    DIM_HEAD_K,
     DIM_QKV,
     DIM_2FF, /* gate and up in one */
     DIM_POSITIONS,
+    DIM_EXPERTS,
+    DIM_FF_EXP,
+    DIM_FF_SHARED,
+    DIM_LORA_Q,
+    DIM_LORA_KV,
+    DIM_HEAD_K, /* one key: what is cached of latent attention */
+    DIM_HEADS,
+    DIM_NOPE, /* latent attention: the part of a head that is not rotated */
+    DIM_V_MLA,
+    DIM_Q_MLA, /* all heads of queries, of values */
+    DIM_ATTN_MLA,
     DIM_ROPE_PAIRS
 } model_dim;
 
-typedef enum model_need { NEED_ALWAYS, NEED_OPTIONAL } model_need;
+/* DENSE, EXPERTS, SHARED: of layers without experts, of layers with some, of those if there are shared ones. */
+typedef enum model_need {
+    NEED_ALWAYS,
+    NEED_OPTIONAL,
+    NEED_DENSE,
+    NEED_DENSE_OPTIONAL,
+    NEED_EXPERTS,
+    NEED_EXPERTS_OPTIONAL,
+    NEED_SHARED,
+    NEED_LORA_Q, /* where queries are made from a latent, and where not */
+    NEED_NO_LORA_Q
+} model_need;
 
 typedef struct weight_row {
     model_weight id;
-    model_dim dim[2]; /* innermost first; DIM_NONE: one dimension */
+    model_dim dim[3]; /* innermost first; DIM_NONE: no such dimension */
     model_need need;
     bool f32; /* kernels read it as f32: norms, biases, factors */
 } weight_row;
@@ -104,6 +145,13 @@ typedef struct weight_row {
 /* --- architectures ------------------------------------------------------------------------------------ */
 
 typedef struct graph_build graph_build;
+
+/* What a family says of its experts where the file does not. */
+typedef struct model_experts {
+    enum { EXPERTS_NEVER, EXPERTS_MAYBE, EXPERTS_ALWAYS } there;
+    sheaf_gating gating;
+    bool norm;
+} model_experts;
 
 typedef struct model_arch {
     const char *name;
@@ -116,11 +164,13 @@ typedef struct model_arch {
     sheaf_status (*read)(sheaf_model *m);
     bool layer_norm;        /* norms subtract the mean: another epsilon */
     bool learned_positions; /* nothing is rotated, and there are as many positions as were trained */
+    model_experts experts;
 } model_arch;
 
 /* NULL with SHEAF_E_UNSUPPORTED and the known names when there is none. */
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out);
-extern const model_arch model_gemma2, model_gemma3, model_gpt2, model_llama, model_phi3, model_qwen2, model_qwen3;
+extern const model_arch model_gemma2, model_gemma3, model_gpt2, model_llama, model_phi3, model_qwen2, model_qwen3,
+    model_qwen3moe;
 
 /* --- model -------------------------------------------------------------------------------------------- */
 
@@ -129,6 +179,7 @@ struct sheaf_model {
     const char *path; /* the gguf's */
     const model_arch *arch;
     sheaf_hparams hp;
+    sheaf_layer_hparams *layers; /* hp.layer */
     bool *windowed; /* [n_layer], NULL: no layer is; attention of these sees the last hp.window positions only */
     int32_t n_windowed;
     sheaf_tokenizer *tokenizer; /* NULL: the file has no vocabulary */
@@ -164,6 +215,9 @@ struct sheaf_model {
 
 static inline sheaf_tensor *model_weight_at(sheaf_tensor *const *weight, int32_t i) { return i < 0 ? NULL : weight[i]; }
 
+/* Elements of one head's cached value: latent values are a part of the key. */
+static inline int32_t model_cached_v(const sheaf_model *m) { return m->hp.n_lora_kv ? 0 : m->hp.head_v; }
+
 sheaf_status model_read_hparams(sheaf_model *m);
 /* An integer key below the architecture's prefix; element `index` where the value is an array (-1: it must not be one).
  */
@@ -173,6 +227,8 @@ sheaf_status model_key_f32(const sheaf_model *m, const char *suffix, float *io);
 /* Sliding window: its length, which layers have one, and the base of their rotation. `length` and `period` are what
  * holds where the file says nothing: of every `period` layers the last one sees everything; 0: none does. */
 sheaf_status model_read_window(sheaf_model *m, int32_t length, int32_t period);
+/* Latent attention (MLA), for a family's `read`: widths, the heads they stand for, the scale of scores. */
+sheaf_status model_read_latents(sheaf_model *m);
 sheaf_status model_declare_weights(sheaf_model *m);
 sheaf_status model_open_devices(sheaf_model *m, const sheaf_model_options *o);
 /* SHEAF_E_NO_MEMORY, naming the device and both numbers, when a member has less free than its shards of the
@@ -207,7 +263,7 @@ struct graph_build {
     sheaf_arena *arena;
     sheaf_graph *graph;
     sheaf_tensor *const *weight;  /* this context's headers [M1] */
-    sheaf_tensor *const *cache_k; /* [n_layer] {head_k * n_head_kv, n_ctx} */
+    sheaf_tensor *const *cache_k; /* [n_layer] {head_k * its n_head_kv, n_ctx} */
     sheaf_tensor *const *cache_v;
     int32_t n_ctx; /* of the context: some families rotate otherwise in a long one */
     graph_key key;
@@ -244,6 +300,14 @@ void layer_logits(graph_build *b, sheaf_tensor *x);
  *
  * Of the last layer only the wanted tokens go beyond attention. Norms that a family does not have are left out. */
 void layer_decoder(graph_build *b, sheaf_glu kind);
+/* residual + the feed-forward of x, dense or of experts as the layer is. */
+sheaf_tensor *layer_ffn(graph_build *b, int il, sheaf_tensor *x, sheaf_tensor *residual, sheaf_glu kind);
+/* The logits of normed columns. */
+void layer_logits(graph_build *b, sheaf_tensor *x);
+/* residual + the experts' and the shared experts' feed-forward of x {n_embd, n}, both in one sum (experts.c). */
+sheaf_tensor *layer_ffn_experts(graph_build *b, int il, sheaf_tensor *x, sheaf_tensor *residual, sheaf_glu kind);
+/* Elements that a row-parallel product by this weight sums in f32 at a time; the whole row where it is not cut. */
+int32_t layer_segment(const graph_build *b, int il, model_weight w);
 /* The wanted tokens' columns of x {n, n_tokens}; x itself when all are wanted. */
 sheaf_tensor *layer_select(graph_build *b, sheaf_tensor *x);
 

@@ -74,14 +74,15 @@ sheaf_status model_need_memory(const sheaf_model *m, const sheaf_arena *tensors)
 /* --- the policy ---------------------------------------------------------------------------------------- */
 
 /* Numbers that the file may leave out come from the hyper-parameters, which have the defaults. */
-static bool known_key(const sheaf_hparams *h, const char *key, int64_t *out) {
+static bool known_key(const sheaf_hparams *h, const char *key, int64_t il, int64_t *out) {
+    const sheaf_layer_hparams *l = &h->layer[il < 0 || il >= h->n_layer ? 0 : il];
     const struct {
         const char *key;
         int64_t value;
     } known[] = {
-        {"attention.head_count", h->n_head}, {"attention.head_count_kv", h->n_head_kv},
+        {"attention.head_count", l->n_head}, {"attention.head_count_kv", l->n_head_kv},
         {"attention.key_length", h->head_k}, {"attention.value_length", h->head_v},
-        {"embedding_length", h->n_embd},     {"feed_forward_length", h->n_ff},
+        {"embedding_length", h->n_embd},     {"feed_forward_length", l->n_ff},
         {"block_count", h->n_layer},         {"vocab_size", h->n_vocab},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -103,7 +104,7 @@ static sheaf_status get_key(void *ctx, const char *key, int64_t *out) {
         *bracket = 0;
         index = strtol(bracket + 1, NULL, 10);
     }
-    if (known_key(&m->hp, plain, out)) return SHEAF_OK; /* equal in all layers, or hparams.c refused the file */
+    if (known_key(&m->hp, plain, index, out)) return SHEAF_OK;
     return model_key_i64(m, plain, index, out);
 }
 
@@ -129,7 +130,7 @@ static sheaf_status name_tensors(sheaf_model *m) {
     for (int32_t i = 0; i < 2 * m->hp.n_layer; i++) {
         bool value = i % 2;
         snprintf(m->kv_name[i], SHEAF_MAX_NAME, "blk.%d.cache_%c", i / 2, value ? 'v' : 'k');
-        int64_t row = (int64_t)m->hp.n_head_kv * (value ? m->hp.head_v : m->hp.head_k);
+        int64_t row = (int64_t)m->hp.layer[i / 2].n_head_kv * (value ? model_cached_v(m) : m->hp.head_k);
         m->named[m->n_weights + i] =
             (sheaf_named){.name = m->kv_name[i], .type = SHEAF_F16, .ne = {row, m->hp.n_ctx_train, 1, 1}};
     }

@@ -16,19 +16,31 @@ static const char *const formats[W_COUNT] = {
 const char *model_weight_format(model_weight w) { return formats[w]; }
 bool model_weight_is_layer(model_weight w) { return strncmp(formats[w], "blk.", 4) == 0; }
 
-static int64_t length_of(const sheaf_hparams *h, model_dim d) {
+/* il is -1 for what belongs to no layer; no such weight has a length that differs by layer. */
+static int64_t length_of(const sheaf_hparams *h, int il, model_dim d) {
+    const sheaf_layer_hparams *l = &h->layer[il < 0 ? 0 : il];
     switch (d) {
     case DIM_EMBD: return h->n_embd;
     case DIM_VOCAB: return h->n_vocab;
-    case DIM_FF: return h->n_ff;
-    case DIM_Q: return (int64_t)h->n_head * h->head_k;
-    case DIM_K: return (int64_t)h->n_head_kv * h->head_k;
-    case DIM_V: return (int64_t)h->n_head_kv * h->head_v;
-    case DIM_ATTN: return (int64_t)h->n_head * h->head_v;
+    case DIM_FF: return l->n_ff;
+    case DIM_Q: return (int64_t)l->n_head * h->head_k;
+    case DIM_K: return (int64_t)l->n_head_kv * h->head_k;
+    case DIM_V: return (int64_t)l->n_head_kv * h->head_v;
+    case DIM_ATTN: return (int64_t)l->n_head * h->head_v;
+    case DIM_EXPERTS: return l->n_expert;
+    case DIM_FF_EXP: return l->n_ff_exp;
+    case DIM_FF_SHARED: return h->n_ff_shared;
+    case DIM_LORA_Q: return h->n_lora_q;
+    case DIM_LORA_KV: return h->n_lora_kv;
     case DIM_HEAD_K: return h->head_k;
-    case DIM_QKV: return length_of(h, DIM_Q) + length_of(h, DIM_K) + length_of(h, DIM_V);
-    case DIM_2FF: return 2 * (int64_t)h->n_ff;
+    case DIM_QKV: return length_of(h, il, DIM_Q) + length_of(h, il, DIM_K) + length_of(h, il, DIM_V);
+    case DIM_2FF: return 2 * (int64_t)l->n_ff;
     case DIM_POSITIONS: return h->n_ctx_train;
+    case DIM_HEADS: return l->n_head;
+    case DIM_NOPE: return h->head_k_mla - h->rope.rope.n_dims;
+    case DIM_V_MLA: return h->head_v_mla;
+    case DIM_Q_MLA: return (int64_t)l->n_head * h->head_k_mla;
+    case DIM_ATTN_MLA: return (int64_t)l->n_head * h->head_v_mla;
     case DIM_ROPE_PAIRS: return h->rope.rope.n_dims / 2;
     case DIM_NONE: break;
     }
@@ -44,32 +56,52 @@ static void weight_name(model_weight w, int il, char name[SHEAF_MAX_NAME]) {
     snprintf(name, SHEAF_MAX_NAME, "blk.%d%s", il, strchr(formats[w] + 4, '.'));
 }
 
-static sheaf_status check_shape(const sheaf_model *m, const weight_row *r, const sheaf_gguf_tensor *t,
+static sheaf_status check_shape(const sheaf_model *m, const weight_row *r, int il, const sheaf_gguf_tensor *t,
                                 const char *name) {
-    int64_t want[SHEAF_MAX_DIMS] = {length_of(&m->hp, r->dim[0]), length_of(&m->hp, r->dim[1]), 1, 1};
+    int64_t want[SHEAF_MAX_DIMS] = {1, 1, 1, 1};
+    for (int i = 0; i < 3; i++) want[i] = length_of(&m->hp, il, r->dim[i]);
     if (memcmp(want, t->ne, sizeof want) != 0)
-        return sheaf_fail(SHEAF_E_FORMAT, "%s: %s: shape is [%lld, %lld, %lld, %lld], expected [%lld, %lld]", m->path,
-                          name, (long long)t->ne[0], (long long)t->ne[1], (long long)t->ne[2], (long long)t->ne[3],
-                          (long long)want[0], (long long)want[1]);
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: %s: shape is [%lld, %lld, %lld, %lld], expected [%lld, %lld%s%.0lld]",
+                          m->path, name, (long long)t->ne[0], (long long)t->ne[1], (long long)t->ne[2],
+                          (long long)t->ne[3], (long long)want[0], (long long)want[1], r->dim[2] ? ", " : "",
+                          (long long)(r->dim[2] ? want[2] : 0));
     if (r->f32 && t->type != SHEAF_F32)
         return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: %s: type %s not supported here, f32 expected", m->path, name,
                           sheaf_type_name(t->type));
     return SHEAF_OK;
 }
 
-/* Declares one tensor; *at is its number, -1 when it is optional and absent. */
+/* Does layer il want this weight at all, and may it be absent? */
+static bool is_wanted(const sheaf_model *m, model_need need, int il, bool *optional) {
+    bool experts = il >= 0 && m->hp.layer[il].n_expert > 0;
+    *optional = need == NEED_OPTIONAL || need == NEED_DENSE_OPTIONAL || need == NEED_EXPERTS_OPTIONAL;
+    switch (need) {
+    case NEED_DENSE:
+    case NEED_DENSE_OPTIONAL: return !experts;
+    case NEED_EXPERTS:
+    case NEED_EXPERTS_OPTIONAL: return experts;
+    case NEED_SHARED: return experts && m->hp.n_ff_shared > 0;
+    case NEED_LORA_Q: return m->hp.n_lora_q > 0;
+    case NEED_NO_LORA_Q: return m->hp.n_lora_q == 0;
+    default: return true;
+    }
+}
+
+/* Declares one tensor; *at is its number, -1 when the layer has none. */
 static sheaf_status declare(sheaf_model *m, const weight_row *r, int il, int32_t *at) {
     char name[SHEAF_MAX_NAME];
+    bool optional;
+    *at = -1;
+    if (!is_wanted(m, r->need, il, &optional)) return SHEAF_OK;
     weight_name(r->id, il, name);
     const sheaf_gguf_tensor *t = sheaf_gguf_find_tensor(m->gguf, name);
-    *at = -1;
-    if (!t && r->need == NEED_OPTIONAL) return SHEAF_OK;
+    if (!t && optional) return SHEAF_OK;
     if (!t)
         return sheaf_fail(SHEAF_E_NOT_FOUND, "%s: tensor %s not found for architecture %s", m->path, name,
                           m->arch->name);
-    sheaf_status s = check_shape(m, r, t, name);
+    sheaf_status s = check_shape(m, r, il, t, name);
     if (s) return s;
-    sheaf_tensor *w = sheaf_new(m->arena, t->type, r->dim[1] == DIM_NONE ? 1 : 2, t->ne);
+    sheaf_tensor *w = sheaf_new(m->arena, t->type, r->dim[2] ? 3 : r->dim[1] ? 2 : 1, t->ne);
     if (!w) return sheaf_arena_status(m->arena);
     sheaf_set_name(w, "%s", name);
     sheaf_set_flag(w, SHEAF_FLAG_WEIGHT);

@@ -37,13 +37,14 @@ static const block_type types[] = {
     {"q4_1", 3, 32, 20, 0, -2, 2, 1, -1},      {"q5_0", 6, 32, 22, 0, -3, -1, 0, 0},
     {"q5_1", 7, 32, 24, 0, -3, 2, 1, -1},      {"q8_0", 8, 32, 34, 0, -6, -1, 0, 0},
     {"q4_K", 12, 256, 144, 0, -8, 2, -5, 1},   {"q5_K", 13, 256, 176, 0, -9, 2, -5, 1},
-    {"q6_K", 14, 256, 210, 208, -7, -1, 0, 0},
+    {"q6_K", 14, 256, 210, 208, -7, -1, 0, 0}, {"mxfp4", 39, 32, 17, 0, -1, -1, 0, 0}, /* its scale is a byte */
 };
 
 typedef struct tensor {
     char name[64];
     const block_type *type;
     uint64_t cols, rows; /* rows 0: a vector */
+    uint64_t depth;      /* matrices of a mixture of experts, 0: one */
     int e;               /* spread 2^-e */
     enum { MATRIX, NORM, BIAS, FACTORS, LONG_FACTORS, SHORT_FACTORS } kind;
 } tensor;
@@ -203,6 +204,15 @@ typedef struct family {
     int window;                         /* positions of a sliding window, 0: none */
     float attn_cap, logit_cap;
     float freq_base;
+    const char *arch; /* general.architecture, if it is not the name */
+    struct {
+        int n, used, shared, dense; /* experts, of a token, that all share, leading layers without */
+        int own_width;              /* the file says their width; dense layers are twice as wide */
+        int gating, norm;           /* GGUF's number, if the file says it */
+        float scale;
+        int biases; /* of the router, of every expert; sinks in attention, its norm is called otherwise */
+    } experts;
+    int latent; /* keys and values are made from latents of half the width, queries too; heads are rotated in part */
 } family;
 
 static const family families[] = {
@@ -214,6 +224,13 @@ static const family families[] = {
     {"olmo2", AFTER, QK_NORM_ROW, BIAS_QKV, .freq_base = 5e5f},
     {"phi3", BEFORE, NO_QK_NORM, BIAS_QKV, .fused_qkv = 1, .fused_up = 1, .window = 20, .freq_base = 1e4f},
     {"gpt2", BEFORE, NO_QK_NORM, BIAS_ALL, .fused_qkv = 1, .plain_ff = 1, .layer_norm = 1},
+    {"mixtral", BEFORE, NO_QK_NORM, BIAS_QKV, .freq_base = 1e4f, .arch = "llama", .experts = {5, 2}},
+    {"qwen3moe", BEFORE, QK_NORM_HEAD, BIAS_QKV, .freq_base = 1e6f, .experts = {9, 4, .own_width = 1}},
+    {"olmoe", BEFORE, QK_NORM_ROW, BIAS_QKV, .freq_base = 1e4f, .experts = {7, 3}},
+    {"gpt-oss", BEFORE, NO_QK_NORM, BIAS_ALL, .window = 9, .freq_base = 1e4f,
+     .experts = {6, 2, .own_width = 1, .biases = 1}},
+    {"deepseek2", BEFORE, NO_QK_NORM, BIAS_QKV, .freq_base = 1e4f, .latent = 1,
+     .experts = {6, 2, .shared = 2, .dense = 1, .own_width = 1, .gating = 1, .scale = 1.5f}},
 };
 
 static const family *family_named(const char *name) {
@@ -227,7 +244,8 @@ static const family *family_named(const char *name) {
 /* What the next keys begin with. */
 static const char *prefixed(const fixture_case *c, const char *suffix) {
     static char text[96];
-    snprintf(text, sizeof text, "%s.%s", c->family, suffix);
+    const family *f = family_named(c->family);
+    snprintf(text, sizeof text, "%s.%s", f->arch ? f->arch : f->name, suffix);
     return text;
 }
 
@@ -243,7 +261,7 @@ static void family_f32(writer *w, const fixture_case *c, const char *suffix, flo
 static int long_rope_context(const fixture_case *c) { return strcmp(c->rope, "long") ? 128 : 16; }
 
 static void positions(writer *w, const fixture_case *c, const family *f) {
-    family_u32(w, c, "rope.dimension_count", c->head_size);
+    family_u32(w, c, "rope.dimension_count", f->latent ? c->head_size / 2 : c->head_size);
     family_f32(w, c, "rope.freq_base", f->freq_base);
     if (!strcmp(c->rope, "linear") || !strcmp(c->rope, "yarn")) {
         kv_text(w, prefixed(c, "rope.scaling.type"), c->rope);
@@ -257,24 +275,45 @@ static void positions(writer *w, const fixture_case *c, const family *f) {
     }
 }
 
+static void expert_keys(writer *w, const fixture_case *c, const family *f) {
+    family_u32(w, c, "expert_count", f->experts.n);
+    family_u32(w, c, "expert_used_count", f->experts.used);
+    if (f->experts.own_width) family_u32(w, c, "expert_feed_forward_length", c->feed_forward);
+    if (f->experts.shared) family_u32(w, c, "expert_shared_count", f->experts.shared);
+    if (f->experts.dense) family_u32(w, c, "leading_dense_block_count", f->experts.dense);
+    if (f->experts.gating) family_u32(w, c, "expert_gating_func", f->experts.gating);
+    if (f->experts.scale > 0) family_f32(w, c, "expert_weights_scale", f->experts.scale);
+}
+
+/* Latents are half as wide as the model; a head has a part that is rotated, half as long as the rest. */
+static void latent_keys(writer *w, const fixture_case *c) {
+    family_u32(w, c, "attention.q_lora_rank", c->width / 2);
+    family_u32(w, c, "attention.kv_lora_rank", c->width / 2);
+    family_u32(w, c, "attention.key_length_mla", c->head_size + c->head_size / 2);
+    family_u32(w, c, "attention.value_length_mla", c->head_size);
+}
+
 static void metadata(writer *w, const fixture_case *c) {
     const family *f = family_named(c->family);
-    kv_text(w, "general.architecture", c->family);
+    int key = f->latent ? c->width / 2 + c->head_size / 2 : c->head_size;
+    kv_text(w, "general.architecture", f->arch ? f->arch : f->name);
     kv_text(w, "general.name", c->name);
     family_u32(w, c, "vocab_size", c->vocab);
     family_u32(w, c, "context_length", CONTEXT);
     family_u32(w, c, "embedding_length", c->width);
     family_u32(w, c, "block_count", c->layers);
-    family_u32(w, c, "feed_forward_length", c->feed_forward);
+    family_u32(w, c, "feed_forward_length", c->feed_forward * (f->experts.own_width ? 2 : 1));
     family_u32(w, c, "attention.head_count", c->heads);
     family_u32(w, c, "attention.head_count_kv", c->kv_heads);
-    family_u32(w, c, "attention.key_length", c->head_size);
-    family_u32(w, c, "attention.value_length", c->head_size);
+    family_u32(w, c, "attention.key_length", key);
+    family_u32(w, c, "attention.value_length", f->latent ? c->width / 2 : c->head_size);
     family_f32(w, c, f->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", 1e-5f);
     if (f->window) family_u32(w, c, "attention.sliding_window", f->window);
     if (f->attn_cap > 0) family_f32(w, c, "attn_logit_softcapping", f->attn_cap);
     if (f->logit_cap > 0) family_f32(w, c, "final_logit_softcapping", f->logit_cap);
     if (!f->layer_norm) positions(w, c, f);
+    if (f->experts.n) expert_keys(w, c, f);
+    if (f->latent) latent_keys(w, c);
     vocabulary(w, c->vocab);
 }
 
@@ -308,7 +347,11 @@ static tensor *layer_norms(const fixture_case *c, const family *f, int layer, te
     int whole = f->qk_norm == QK_NORM_ROW;
     if (f->norms & BEFORE) {
         t = add_norm(f, t, layer, "attn_norm", c->width);
-        t = add_norm(f, t, layer, "ffn_norm", c->width);
+        t = add_norm(f, t, layer, f->experts.biases ? "post_attention_norm" : "ffn_norm", c->width);
+    }
+    if (f->latent) {
+        t = add_norm(f, t, layer, "attn_q_a_norm", c->width / 2);
+        t = add_norm(f, t, layer, "attn_kv_a_norm", c->width / 2);
     }
     if (f->norms & AFTER) {
         t = add_norm(f, t, layer, "post_attention_norm", c->width);
@@ -319,39 +362,62 @@ static tensor *layer_norms(const fixture_case *c, const family *f, int layer, te
     return add_norm(f, t, layer, "attn_k_norm", c->head_size * (whole ? c->kv_heads : 1));
 }
 
+/* A matrix of a layer, `depth` of them if that is not 0, and its bias if it has one. */
+typedef struct matrix {
+    const char *name;
+    int there, cols, rows, bias, depth;
+    const block_type *type;
+} matrix;
+
+static tensor *add_matrix(tensor *t, int layer, const matrix *m) {
+    char name[32];
+    if (!m->there) return t;
+    snprintf(name, sizeof name, "%s.weight", m->name);
+    add(t, MATRIX, layer, name, m->cols, m->rows);
+    t->type = m->type;
+    t->depth = (uint64_t)m->depth;
+    t++->e = spread_for(m->cols);
+    if (!m->bias) return t;
+    snprintf(name, sizeof name, "%s.bias", m->name);
+    add(t++, BIAS, layer, name, m->rows, m->depth);
+    return t;
+}
+
 /* Lists the tensors of a layer from t on; returns the end. */
 static tensor *layer_tensors(const fixture_case *c, int layer, tensor *t) {
     const family *f = family_named(c->family);
     const block_type *main_type = type_named(c->type);
     const block_type *alt = strcmp(c->alt, "-") ? type_named(c->alt) : main_type;
     int q = c->heads * c->head_size, kv = c->kv_heads * c->head_size, ff = c->feed_forward;
-    int apart = !f->fused_qkv;
-    const struct {
-        const char *name;
-        int there, cols, rows, of_qkv;
-        const block_type *type;
-    } matrices[] = {
-        {"attn_qkv", !apart, c->width, q + 2 * kv, 1, main_type},
-        {"attn_q", apart, c->width, q, 1, main_type},
-        {"attn_k", apart, c->width, kv, 1, main_type},
-        {"attn_v", apart, c->width, kv, 1, alt},
-        {"attn_output", 1, q, c->width, 0, main_type},
-        {"ffn_gate", !f->fused_up && !f->plain_ff, c->width, ff, 0, main_type},
-        {"ffn_up", 1, c->width, f->fused_up ? 2 * ff : ff, 0, main_type},
-        {"ffn_down", 1, ff, c->width, 0, alt},
+    int apart = !f->fused_qkv && !f->latent, lora = c->width / 2, rope = c->head_size / 2;
+    int n = layer < f->experts.dense ? 0 : f->experts.n, dense = n == 0, shared = dense ? 0 : f->experts.shared;
+    int wide = f->experts.own_width ? 2 * ff : ff; /* of a dense layer */
+    int of_qkv = c->bias, of_all = c->bias && f->biases == BIAS_ALL, of_experts = f->experts.biases;
+    const matrix matrices[] = {
+        {"attn_qkv", f->fused_qkv, c->width, q + 2 * kv, of_qkv, 0, main_type},
+        {"attn_q", apart, c->width, q, of_qkv, 0, main_type},
+        {"attn_k", apart, c->width, kv, of_qkv, 0, main_type},
+        {"attn_v", apart, c->width, kv, of_qkv, 0, alt},
+        {"attn_q_a", f->latent, c->width, lora, 0, 0, main_type},
+        {"attn_q_b", f->latent, lora, c->heads * (c->head_size + rope), 0, 0, main_type},
+        {"attn_kv_a_mqa", f->latent, c->width, lora + rope, 0, 0, main_type},
+        {"attn_k_b", f->latent, c->head_size, lora, 0, c->heads, main_type},
+        {"attn_v_b", f->latent, lora, c->head_size, 0, c->heads, alt},
+        {"attn_output", 1, q, c->width, of_all, 0, main_type},
+        {"ffn_gate", dense && !f->fused_up && !f->plain_ff, c->width, wide, of_all, 0, main_type},
+        {"ffn_up", dense, c->width, f->fused_up ? 2 * wide : wide, of_all, 0, main_type},
+        {"ffn_down", dense, wide, c->width, of_all, 0, alt},
+        {"ffn_gate_inp", n, c->width, n, of_experts, 0, &types[0]},
+        {"ffn_gate_exps", n, c->width, ff, of_experts, n, main_type},
+        {"ffn_up_exps", n, c->width, ff, of_experts, n, main_type},
+        {"ffn_down_exps", n, ff, c->width, of_experts, n, alt},
+        {"ffn_gate_shexp", shared, c->width, shared * ff, 0, 0, main_type},
+        {"ffn_up_shexp", shared, c->width, shared * ff, 0, 0, main_type},
+        {"ffn_down_shexp", shared, shared * ff, c->width, 0, 0, alt},
     };
-    char name[32];
     t = layer_norms(c, f, layer, t);
-    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
-        if (!matrices[i].there) continue;
-        snprintf(name, sizeof name, "%s.weight", matrices[i].name);
-        add(t, MATRIX, layer, name, matrices[i].cols, matrices[i].rows);
-        t->type = matrices[i].type;
-        t++->e = spread_for(matrices[i].cols);
-        if (!c->bias || (f->biases == BIAS_QKV && !matrices[i].of_qkv)) continue;
-        snprintf(name, sizeof name, "%s.bias", matrices[i].name);
-        add(t++, BIAS, layer, name, matrices[i].rows, 0);
-    }
+    if (f->experts.biases) add(t++, BIAS, layer, "attn_sinks.weight", c->heads, 0);
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) t = add_matrix(t, layer, &matrices[i]);
     return t;
 }
 
@@ -381,9 +447,10 @@ static int all_tensors(const fixture_case *c, tensor *list) {
     return (int)(t - list);
 }
 
+static uint64_t elements(const tensor *t) { return t->cols * (t->rows ? t->rows : 1) * (t->depth ? t->depth : 1); }
+
 static uint64_t tensor_bytes(const tensor *t) {
-    uint64_t n = t->cols * (t->rows ? t->rows : 1);
-    return n / (uint64_t)t->type->elems * (uint64_t)t->type->bytes;
+    return elements(t) / (uint64_t)t->type->elems * (uint64_t)t->type->bytes;
 }
 
 /* What Llama 3 divides rotary frequency i by: 1 for short waves, 8 for long, a ramp between, for a
@@ -419,12 +486,16 @@ static void block_bytes(const tensor *t, uint64_t seed, uint64_t b, unsigned cha
         for (int i = 2; i < 34; i++) out[i] += out[i] == 0x80;
     if (k->id == 14) /* scales of -16..15 */
         for (int i = 192; i < 208; i++) out[i] = (unsigned char)((out[i] & 31) - 16);
+    if (k->id == 39) {
+        out[0] = (unsigned char)(127 + k->d_shift - t->e);
+        return;
+    }
     put16(out + k->d_at, half_power(k->d_shift - t->e));
     if (k->m_at >= 0) put16(out + k->m_at, (uint16_t)(half_power(k->m_shift - t->e) | (k->m_sign < 0 ? 0x8000 : 0)));
 }
 
 static void tensor_data(writer *w, const tensor *t, uint64_t seed) {
-    uint64_t n = t->cols * (t->rows ? t->rows : 1);
+    uint64_t n = elements(t);
     unsigned char block[216];
     for (uint64_t i = 0; i < n / (uint64_t)t->type->elems; i++) {
         uint64_t r = draw(seed, i);
@@ -450,9 +521,10 @@ static void write_model(writer *w, const fixture_case *c, const tensor *list, in
     uint64_t offset = 0;
     for (int i = 0; i < n; i++) {
         put_text(w, list[i].name);
-        put_int(w, list[i].rows ? 2 : 1, 4);
+        put_int(w, list[i].depth ? 3 : list[i].rows ? 2 : 1, 4);
         put_int(w, list[i].cols, 8);
         if (list[i].rows) put_int(w, list[i].rows, 8);
+        if (list[i].depth) put_int(w, list[i].depth, 8);
         put_int(w, list[i].type->id, 4);
         put_int(w, offset, 8);
         offset += (tensor_bytes(&list[i]) + ALIGN - 1) / ALIGN * ALIGN;
@@ -469,7 +541,7 @@ static void write_model(writer *w, const fixture_case *c, const tensor *list, in
 int fixture_write(const fixture_case *c, const char *path) {
     int rc = -1;
     writer w = {0};
-    tensor *list = malloc(sizeof *list * (size_t)(c->layers * 20 + 12));
+    tensor *list = malloc(sizeof *list * (size_t)(c->layers * 32 + 12));
     if (!list) return -1;
     w.f = fopen(path, "wb");
     if (!w.f) goto no_file;

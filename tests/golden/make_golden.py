@@ -56,8 +56,8 @@ def rope_parameters(kind: str) -> dict:
 
 
 # What fixture.c's families say in GGUF's words.
-WINDOW = {"gemma2": 9, "gemma3": 9, "phi3": 20}
-BASE = {"qwen2": 1e6, "qwen3": 1e6, "gemma3": 1e6, "olmo2": 5e5}
+WINDOW = {"gemma2": 9, "gemma3": 9, "phi3": 20, "gpt-oss": 9}
+BASE = {"qwen3moe": 1e6, "qwen2": 1e6, "qwen3": 1e6, "gemma3": 1e6, "olmo2": 5e5}
 
 
 def common(c: dict) -> dict:
@@ -145,7 +145,53 @@ def gpt2(c: dict):
     )
 
 
-FAMILIES = {f.__name__: f for f in (llama, qwen2, qwen3, gemma2, gemma3, olmo2, phi3, gpt2)}
+def mixtral(c: dict):
+    return tf.MixtralForCausalLM, tf.MixtralConfig(**common(c), num_local_experts=5, num_experts_per_tok=2)
+
+
+def qwen3moe(c: dict):
+    return tf.Qwen3MoeForCausalLM, tf.Qwen3MoeConfig(
+        **common(c), moe_intermediate_size=c["ff"], num_experts=9, num_experts_per_tok=4, norm_topk_prob=True
+    )
+
+
+def olmoe(c: dict):
+    return tf.OlmoeForCausalLM, tf.OlmoeConfig(
+        **common(c), num_experts=7, num_experts_per_tok=3, norm_topk_prob=False
+    )
+
+
+def gpt_oss(c: dict):
+    return tf.GptOssForCausalLM, tf.GptOssConfig(
+        **common(c), num_local_experts=6, num_experts_per_tok=2, sliding_window=WINDOW["gpt-oss"], attention_bias=True
+    )
+
+
+def deepseek2(c: dict):
+    return tf.DeepseekV2ForCausalLM, tf.DeepseekV2Config(
+        **common(c) | dict(intermediate_size=2 * c["ff"], head_dim=c["head_size"] // 2),
+        moe_intermediate_size=c["ff"],
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.5,
+        topk_method="greedy",
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        q_lora_rank=c["width"] // 2,
+        kv_lora_rank=c["width"] // 2,
+        qk_nope_head_dim=c["head_size"],
+        qk_rope_head_dim=c["head_size"] // 2,
+        v_head_dim=c["head_size"],
+    )
+
+
+FAMILIES = {
+    f.__name__.replace("_", "-"): f
+    for f in (llama, qwen2, qwen3, gemma2, gemma3, olmo2, phi3, gpt2, mixtral, qwen3moe, olmoe, gpt_oss, deepseek2)
+}
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -162,6 +208,15 @@ NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
 }
 GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
@@ -173,6 +228,7 @@ OWN_NAMES = {
     "gemma3": GEMMA,
     "olmo2": GEMMA,
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "gpt-oss": {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
     "gpt2": {
         "token_embd": "transformer.wte",
         "position_embd": "transformer.wpe",
@@ -199,13 +255,42 @@ def half_rotation(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def converted(c: dict, name: str, data: np.ndarray) -> np.ndarray:
     """A tensor as GGUF has it to what the family's class in transformers wants."""
-    if c["family"] == "llama" and name in ("attn_q", "attn_k"):
+    if c["family"] in ("llama", "mixtral") and name in ("attn_q", "attn_k"):
         return half_rotation(data, c["heads"] if name == "attn_q" else c["kv_heads"])
     if c["family"].startswith("gemma") and name.endswith("norm"):
         return data - 1  # GGUF has 1 + w
     if c["family"] == "gpt2" and data.ndim == 2 and name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down"):
         return data.T  # inputs by outputs
     return data
+
+
+def joined(c: dict, state: dict) -> dict:
+    """Experts' gates and ups are one tensor in transformers, interleaved and turned for gpt-oss; so are the two
+    projections up from a latent. Takes the parts out of `state` ("layer|name.suffix") and gives the wholes."""
+    out = {}
+    for prefix in sorted({k.split("|")[0] for k in state}):
+        part = lambda name: state.pop(f"{prefix}|{name}", None)
+        k, v = part("attn_k_b.weight"), part("attn_v_b.weight")  # {heads, lora, nope}, {heads, v, lora}
+        if k is not None:
+            both = np.concatenate([k.swapaxes(1, 2), v], axis=1)
+            out[f"{prefix}self_attn.kv_b_proj.weight"] = both.reshape(-1, both.shape[2])
+        if (sinks := part("attn_sinks.weight")) is not None:
+            out[f"{prefix}self_attn.sinks"] = sinks
+        for suffix, end in (("weight", ""), ("bias", "_bias")):
+            gate, up, down = (part(f"ffn_{n}_exps.{suffix}") for n in ("gate", "up", "down"))
+            if gate is None:
+                continue
+            if c["family"] != "gpt-oss":
+                gate_up = np.concatenate([gate, up], axis=1)
+            elif suffix == "weight":
+                gate_up = np.stack([gate, up], axis=2).reshape(len(gate), -1, gate.shape[2]).swapaxes(1, 2)
+                down = down.swapaxes(1, 2)
+            else:
+                gate_up = np.stack([gate, up], axis=2).reshape(len(gate), -1)
+            out[f"{prefix}mlp.experts.gate_up_proj{end}"] = gate_up
+            out[f"{prefix}mlp.experts.down_proj{end}"] = down
+    assert not state, state.keys()
+    return {k: torch.from_numpy(v.copy()) for k, v in out.items()}
 
 
 def factors_of(path: pathlib.Path) -> dict:
@@ -217,7 +302,7 @@ def factors_of(path: pathlib.Path) -> dict:
 
 
 def load(path: pathlib.Path, c: dict):
-    state = {}
+    state, parts = {}, {}
     names = NAMES | OWN_NAMES.get(c["family"], {})
     layers = "transformer.h" if c["family"] == "gpt2" else "model.layers"
     for t in gguf.GGUFReader(path).tensors:
@@ -226,7 +311,11 @@ def load(path: pathlib.Path, c: dict):
             continue  # transformers computes its own from the config; that they agree is part of the test
         data = converted(c, name, gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32))
         prefix = f"{layers}.{layer[1]}." if layer else ""
+        if name.endswith("_exps") or name in ("attn_k_b", "attn_v_b", "attn_sinks"):
+            parts[f"{prefix}|{name}.{suffix}"] = data
+            continue
         state[f"{prefix}{names[name]}.{suffix}"] = torch.from_numpy(data.copy())
+    state |= joined(c, parts)
     kind, config = FAMILIES[c["family"]](c)
     if factors := factors_of(path):
         config.rope_parameters |= {"rope_type": "longrope"} | factors
