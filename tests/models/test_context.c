@@ -84,6 +84,17 @@ Test(context, a_prompt_longer_than_the_context_says_so, .timeout = 300) {
     rig_end(&r);
 }
 
+Test(context, learned_positions_end_where_the_training_did, .timeout = 300) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "gpt2-f32", &o);
+    static const int32_t id = 5, last = 255, beyond = 256;
+    expect_status(sheaf_decode(r.context, &(sheaf_batch){.n = 1, .token = &id, .pos = &beyond}), SHEAF_E_RANGE);
+    expect_error("position 256, the model has 256");
+    expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 1, .token = &id, .pos = &last}));
+    rig_end(&r);
+}
+
 Test(context, sequences_do_not_see_each_other, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();

@@ -16,14 +16,16 @@ typedef struct twist {
     const char *kv_array; /* head_count_kv as an array: "2,2" */
     sheaf_type norm_type;
     int64_t q_rows;
-    bool extra;
+    bool extra, window_of_one; /* the latter: a pattern of windows for one layer */
 } twist;
+
+static const char *arch_of(const twist *t) { return t->arch ? t->arch : "llama"; }
 
 static void put_u32(gguf_build *b, const twist *t, const char *key, uint32_t value) {
     if (t->skip_key && !strcmp(t->skip_key, key)) return;
     if (t->key && !strcmp(t->key, key)) value = (uint32_t)t->value;
     char full[96];
-    snprintf(full, sizeof full, "llama.%s", key);
+    snprintf(full, sizeof full, "%s.%s", arch_of(t), key);
     gguf_build_u32(b, full, value);
 }
 
@@ -58,7 +60,7 @@ static void write_model(const char *path, const twist *given) {
     twist t = *given;
     if (!t.q_rows) t.q_rows = HEADS * HEAD;
     gguf_build *b = gguf_build_new();
-    gguf_build_str(b, "general.architecture", t.arch ? t.arch : "llama");
+    gguf_build_str(b, "general.architecture", arch_of(&t));
     put_u32(b, &t, "block_count", 2);
     put_u32(b, &t, "context_length", 64);
     put_u32(b, &t, "embedding_length", EMBD);
@@ -72,12 +74,16 @@ static void write_model(const char *path, const twist *given) {
     } else {
         put_u32(b, &t, "attention.head_count_kv", KV_HEADS);
     }
-    if (!t.skip_key || strcmp(t.skip_key, "eps") != 0)
-        gguf_build_f32(b, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    char full[96];
+    snprintf(full, sizeof full, "%s.attention.layer_norm_rms_epsilon", arch_of(&t));
+    if (!t.skip_key || strcmp(t.skip_key, "eps") != 0) gguf_build_f32(b, full, 1e-5f);
     if (t.key && !strncmp(t.key, "extra.", 6)) {
-        char full[96];
-        snprintf(full, sizeof full, "llama.%s", t.key + 6);
+        snprintf(full, sizeof full, "%s.%s", arch_of(&t), t.key + 6);
         gguf_build_i64(b, full, t.value);
+    }
+    if (t.window_of_one) {
+        snprintf(full, sizeof full, "%s.attention.sliding_window_pattern", arch_of(&t));
+        gguf_build_array(b, full, SHEAF_GGUF_I32, (int32_t[]){1}, 1);
     }
     if (t.f32_key) gguf_build_f32(b, t.f32_key, t.f32_value);
     if (t.text_key) gguf_build_str(b, t.text_key, t.text);
@@ -168,9 +174,26 @@ Test(model_load, numbers_that_make_no_sense_are_refused, .timeout = 300) {
         {{.key = "extra.rope.dimension_count", .value = 7}, SHEAF_E_FORMAT, "odd number of dimensions (7)"},
         {{.f32_key = "llama.rope.freq_base", .f32_value = -1}, SHEAF_E_FORMAT, "freq_base is -1"},
         {{.f32_key = "llama.rope.freq_base", .f32_value = NAN}, SHEAF_E_FORMAT, "freq_base is"},
-        {{.text_key = "llama.rope.scaling.type", .text = "longrope"},
+        {{.text_key = "llama.rope.scaling.type", .text = "dynamic"},
          SHEAF_E_UNSUPPORTED,
-         "rope scaling \"longrope\" not supported"},
+         "rope scaling \"dynamic\" not supported"},
+        {{.arch = "gemma3", .key = "extra.attention.sliding_window", .value = -1},
+         SHEAF_E_FORMAT,
+         "gemma3.attention.sliding_window is -1"},
+        {{.arch = "gemma3", .key = "extra.attention.sliding_window", .value = 8, .window_of_one = true},
+         SHEAF_E_FORMAT,
+         "sliding_window_pattern has 1 entries for 2 layers"},
+        {{.arch = "gemma3",
+          .key = "extra.attention.sliding_window",
+          .value = 8,
+          .f32_key = "gemma3.rope.freq_base_swa",
+          .f32_value = 0},
+         SHEAF_E_FORMAT,
+         "freq_base_swa is 0"},
+        {{.arch = "gemma2", .f32_key = "gemma2.final_logit_softcapping", .f32_value = -30},
+         SHEAF_E_FORMAT,
+         "a soft cap is negative"},
+        {{.arch = "gpt2"}, SHEAF_E_FORMAT, "gpt2.attention.layer_norm_epsilon is missing"},
     };
     rig r;
     start(&r);
