@@ -2,9 +2,8 @@
  *
  * A waiter spins for at most `spin_ns` (0 where the threads outnumber the cores they may use, so that
  * the thread waited for gets a core) and then sleeps. It does not yield in between: a thread that
- * yields queues behind every busy stranger on its core, one that is woken goes ahead of them. On two
- * cores that builds kept busy, 5 threads met in 0.1 to 0.25 ms so; with four yields before the sleep
- * the same benchmark did not end within a minute.
+ * yields queues behind every busy stranger on its core, one that is woken goes ahead of them. (What a
+ * meeting of a team costs on a machine is what tests/bench/bench_team.c prints.)
  *
  * How long a thread really spins it learns. Where other programs want the same cores, whoever is waited for may not run
  * for milliseconds, and spinning only takes the core from somebody. So after a wait that ended in sleep a thread looks

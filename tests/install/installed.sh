@@ -1,6 +1,6 @@
 #!/bin/sh
 # What docs/first-program.md says, word for word: install, compile the example through pkg-config, run it. And each
-# installed header compiles alone, as C and (where a compiler is there) inside extern "C" as C++.
+# installed header compiles alone, as C and, where a compiler for it is there, as C++.
 #
 #   installed.sh BUILD SOURCE CC
 set -eu
@@ -22,6 +22,11 @@ include=$(pkg-config --variable=includedir libsheaf)
 find "$include" -name '*.h' | while read -r header; do
     printf '#include "%s"\nint main(void) { return 0; }\n' "${header#"$include"/}" >"$dir/one.c"
     $cc -std=c17 -Wall -Wextra -Werror -I "$include" -fsyntax-only "$dir/one.c"
+    if command -v c++ >/dev/null; then
+        cp "$dir/one.c" "$dir/one.cc"
+        c++ -std=c++17 -Wall -Wextra -Werror -I "$include" -fsyntax-only "$dir/one.cc"
+    fi
 done
+command -v c++ >/dev/null || echo "skipped: no c++ compiler: the headers were tried as C only"
 "$dir/moved/bin/sheaf" --version | grep -q '^sheaf ' || { echo "the installed program does not run"; exit 1; }
 echo "installed: $(find "$include" -name '*.h' | wc -l) headers, an example of $(printf %s "$text" | wc -w) words"
