@@ -75,6 +75,15 @@ def split_tales(text: str) -> list[str]:
 # ----------------------------------------------------------------------------- the tokenizer
 
 
+def split_words() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+
+
 def train_tokenizer(text: str) -> Tokenizer:
     """Byte-level BPE whose pre-tokenizer is what GGUF files call "smollm".
 
@@ -82,12 +91,7 @@ def train_tokenizer(text: str) -> Tokenizer:
     name, since a GGUF file carries the name and not the regular expression.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
+    tokenizer.pre_tokenizer = split_words()
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB,
@@ -337,6 +341,30 @@ def quantized(state: dict) -> dict:
     return {k: through(v) if v.dim() == 2 else v for k, v in state.items()}
 
 
+def read_gguf(path: pathlib.Path) -> tuple[dict, Tokenizer]:
+    """What write_gguf wrote: the weights, dequantized, and the tokenizer."""
+    reader = gguf.GGUFReader(str(path))
+    data = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+    state = {}
+    for name in Tiny(0.0).state_dict():
+        stored = name.replace("blocks.", "blk.")
+        state[name] = torch.from_numpy(data[stored if stored.endswith(".weight") else stored + ".weight"].copy())
+    tokens = reader.get_field("tokenizer.ggml.tokens").contents()
+    merges = [tuple(pair.split(" ")) for pair in reader.get_field("tokenizer.ggml.merges").contents()]
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = split_words()
+    return state, tokenizer
+
+
+def evaluate(path: pathlib.Path, held_text: str) -> None:
+    state, tokenizer = read_gguf(path)
+    model = Tiny(0.0)
+    model.load_state_dict(state)
+    held = torch.tensor(tokenizer.encode(held_text).ids)
+    bpb = bits_per_byte(model, held, len(held_text.encode()))
+    print(f"{path.name}: {bpb:.4f} bits/byte over {len(held_text.encode()):,} bytes, {len(held):,} tokens")
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--text", type=pathlib.Path, default=HERE / "household-tales.txt")
@@ -352,10 +380,15 @@ def main() -> None:
     p.add_argument("--dropout", type=float, default=0.15)
     p.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True,
                    help="bf16 multiplications (twice as fast where the CPU has them)")
+    p.add_argument("--evaluate", type=pathlib.Path, metavar="GGUF",
+                   help="train nothing: bits per byte of the held-out text under this file")
     args = p.parse_args()
     torch.set_num_threads(args.threads)
 
     seen_text, held_text = split_text(args.text.read_text(encoding="utf-8"))
+    if args.evaluate:
+        evaluate(args.evaluate, held_text)
+        return
     tokenizer = train_tokenizer(seen_text)
     seen_ids = []
     for tale in split_tales(seen_text):
