@@ -4,10 +4,13 @@
 
 #include <string.h>
 
-static const model_arch *const known[] = {&model_gemma2, &model_gemma3, &model_gpt2,     &model_llama, &model_phi3,
-                                          &model_qwen2,  &model_qwen3,  &model_qwen3moe, NULL};
+static const model_arch *const known[] = {&model_deepseek2, &model_gemma2,   &model_gemma3, &model_gpt2,
+                                          &model_gpt_oss,   &model_llama,    &model_phi3,   &model_qwen2,
+                                          &model_qwen3,     &model_qwen3moe, NULL};
 
-const char *sheaf_known_architectures(void) { return "gemma2, gemma3, gpt2, llama, phi3, qwen2, qwen3, qwen3moe"; }
+const char *sheaf_known_architectures(void) {
+    return "deepseek2, gemma2, gemma3, gpt2, gpt-oss, llama, phi3, qwen2, qwen3, qwen3moe";
+}
 
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out) {
     for (size_t i = 0; known[i]; i++)

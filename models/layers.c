@@ -148,7 +148,7 @@ sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool sele
     sheaf_tensor *values = cached(b, b->cache_v[il], v, h->head_v, n_head_kv);
     sheaf_tensor *y =
         sheaf_attention(a, sheaf_permute(a, q, 0, 2, 1, 3), keys, values, windowed(b, il) ? b->in.window : b->in.mask,
-                        NULL, h->attn_scale, 0, h->attn_soft_cap);
+                        layer_weight(b, il, W_ATTN_SINKS), h->attn_scale, 0, h->attn_soft_cap);
     y = layer_named(sheaf_reshape_2d(a, y, (int64_t)h->head_v * n_head, b->key.n_tokens), "kqv_out", il);
     /* Choosing the wanted tokens before the projection keeps the lookup local where heads are cut, and
      * everything after it small. */

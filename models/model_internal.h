@@ -77,6 +77,7 @@
     X(GATE_SHEXP, "blk.%d.ffn_gate_shexp.weight")                                                                      \
     X(UP_SHEXP, "blk.%d.ffn_up_shexp.weight")                                                                          \
     X(DOWN_SHEXP, "blk.%d.ffn_down_shexp.weight")                                                                      \
+    X(ATTN_SINKS, "blk.%d.attn_sinks.weight")                                                                          \
     X(ATTN_Q_A, "blk.%d.attn_q_a.weight")                                                                              \
     X(ATTN_Q_A_NORM, "blk.%d.attn_q_a_norm.weight")                                                                    \
     X(ATTN_Q_B, "blk.%d.attn_q_b.weight")                                                                              \
@@ -169,8 +170,8 @@ typedef struct model_arch {
 
 /* NULL with SHEAF_E_UNSUPPORTED and the known names when there is none. */
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out);
-extern const model_arch model_gemma2, model_gemma3, model_gpt2, model_llama, model_phi3, model_qwen2, model_qwen3,
-    model_qwen3moe;
+extern const model_arch model_deepseek2, model_gemma2, model_gemma3, model_gpt2, model_gpt_oss, model_llama, model_phi3,
+    model_qwen2, model_qwen3, model_qwen3moe;
 
 /* --- model -------------------------------------------------------------------------------------------- */
 

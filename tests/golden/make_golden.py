@@ -169,7 +169,7 @@ def gpt_oss(c: dict):
 
 def deepseek2(c: dict):
     return tf.DeepseekV2ForCausalLM, tf.DeepseekV2Config(
-        **common(c) | dict(intermediate_size=2 * c["ff"], head_dim=c["head_size"] // 2),
+        **common(c) | dict(intermediate_size=2 * c["ff"], head_dim=c["head_size"] // 2, num_key_value_heads=c["heads"]),
         moe_intermediate_size=c["ff"],
         n_routed_experts=6,
         num_experts_per_tok=2,
