@@ -291,6 +291,7 @@ static void describe_addends(meta_plan *p) {
         const sheaf_tensor *node = &p->slots[t->node];
         bool product = node->op == SHEAF_OP_MUL_MAT || node->op == SHEAF_OP_MUL_MAT_ID;
         if (product && node->params.mul_mat.accumulate == SHEAF_ACC_SEGMENTS) v->type = SHEAF_F64;
+        if (node->op == SHEAF_OP_SUM_SQUARES) v->type = SHEAF_F64;
         v->empty = idle_devices(p, t);
     }
 }

@@ -83,7 +83,7 @@ static sheaf_tensor *heads_of(graph_build *b, sheaf_tensor *t, int64_t first, in
 static sheaf_tensor *rotated(graph_build *b, int il, sheaf_tensor *t, int32_t n_head, model_weight norm) {
     const sheaf_params *p = windowed(b, il) ? &b->hp->rope_window : &b->hp->rope;
     if (!t || sheaf_is_contiguous(t)) t = sheaf_reshape_3d(b->arena, t, b->hp->head_k, n_head, b->key.n_tokens);
-    t = layer_rms_norm(b, il, t, norm, norm == W_ATTN_Q_NORM ? "Qcur_normed" : "Kcur_normed");
+    if (norm != W_COUNT) t = layer_rms_norm(b, il, t, norm, norm == W_ATTN_Q_NORM ? "Qcur_normed" : "Kcur_normed");
     return p->rope.n_dims > 0 ? sheaf_rope(b->arena, t, b->in.positions, rope_factors(b), p) : t;
 }
 
@@ -135,13 +135,25 @@ static qkv project_fused(graph_build *b, int il, sheaf_tensor *x) {
                  heads_of(b, t, q + k, h->head_v, n_head_kv)};
 }
 
+/* Queries and keys normed over all heads at once. Rows are cut by head, so what the devices sum is two numbers a
+ * token, in one collective. */
+static void norm_all_heads(graph_build *b, int il, qkv *p) {
+    sheaf_tensor *q = layer_weight(b, il, W_ATTN_Q_NORM), *k = layer_weight(b, il, W_ATTN_K_NORM);
+    sheaf_tensor *sums = layer_named(sheaf_sum_squares(b->arena, p->q, p->k), "qk_squares", il);
+    layer_emit(b, sums);
+    p->q = layer_named(sheaf_rms_norm_by(b->arena, p->q, sums, 0, q, b->hp->rms_eps), "Qcur_normed", il);
+    p->k = layer_named(sheaf_rms_norm_by(b->arena, p->k, sums, 1, k, b->hp->rms_eps), "Kcur_normed", il);
+}
+
 sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool select) {
     const sheaf_hparams *h = b->hp;
     int32_t n_head = h->layer[il].n_head, n_head_kv = h->layer[il].n_head_kv;
     sheaf_arena *a = b->arena;
     qkv p = layer_weight(b, il, W_ATTN_QKV) ? project_fused(b, il, x) : project_apart(b, il, x);
-    sheaf_tensor *q = layer_named(rotated(b, il, p.q, n_head, W_ATTN_Q_NORM), "Qcur", il);
-    sheaf_tensor *k = layer_named(rotated(b, il, p.k, n_head_kv, W_ATTN_K_NORM), "Kcur", il);
+    bool whole = b->model->arch->norm_all_heads;
+    if (whole) norm_all_heads(b, il, &p);
+    sheaf_tensor *q = layer_named(rotated(b, il, p.q, n_head, whole ? W_COUNT : W_ATTN_Q_NORM), "Qcur", il);
+    sheaf_tensor *k = layer_named(rotated(b, il, p.k, n_head_kv, whole ? W_COUNT : W_ATTN_K_NORM), "Kcur", il);
     sheaf_tensor *v = layer_named(p.v, "Vcur", il);
     layer_emit(b, q);
     sheaf_tensor *keys = cached(b, b->cache_k[il], k, h->head_k, n_head_kv);

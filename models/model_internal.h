@@ -164,14 +164,15 @@ typedef struct model_arch {
     /* Reads what only this family has into m->hp, after everything common; NULL: nothing. */
     sheaf_status (*read)(sheaf_model *m);
     bool layer_norm;        /* norms subtract the mean: another epsilon */
+    bool norm_all_heads;    /* norms of queries and keys are over all heads, not over each */
     bool learned_positions; /* nothing is rotated, and there are as many positions as were trained */
     model_experts experts;
 } model_arch;
 
 /* NULL with SHEAF_E_UNSUPPORTED and the known names when there is none. */
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out);
-extern const model_arch model_deepseek2, model_gemma2, model_gemma3, model_gpt2, model_gpt_oss, model_llama, model_phi3,
-    model_qwen2, model_qwen3, model_qwen3moe;
+extern const model_arch model_deepseek2, model_gemma2, model_gemma3, model_gpt2, model_gpt_oss, model_llama,
+    model_olmo2, model_phi3, model_qwen2, model_qwen3, model_qwen3moe;
 
 /* --- model -------------------------------------------------------------------------------------------- */
 

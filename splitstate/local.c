@@ -21,6 +21,21 @@ static sheaf_status first_of(const sheaf_layout *l, int device, int64_t whole, i
     return SHEAF_OK;
 }
 
+/* Elements that count on another device: of a whole row beside a cut one, all but on the first device that has a part
+ * of the latter. */
+static void skip_replicas(const sheaf_tensor *node, const sheaf_layout *src, int device, sheaf_params *p) {
+    const sheaf_layout *cut = is_cut(&src[0]) ? &src[0] : &src[1];
+    int owner = 0;
+    while (owner < device && sheaf_layout_share(cut, owner, 0) == 0) owner++;
+    for (int i = 0; i < 2; i++) {
+        if (!node->src[i]) continue;
+        int64_t skip = is_cut(&src[i])   ? sheaf_counted_elsewhere(&src[i], device)
+                       : owner == device ? 0
+                                         : node->src[i]->ne[0];
+        p->sum_squares.skip[i] = (int32_t)skip;
+    }
+}
+
 static sheaf_status local_params(const sheaf_tensor *node, const sheaf_layout *src, const sheaf_layout *result,
                                  int device, sheaf_params *p) {
     int32_t first = 0;
@@ -31,6 +46,8 @@ static sheaf_status local_params(const sheaf_tensor *node, const sheaf_layout *s
         first = 0;
         if (!s && is_axis(&src[1], 2)) s = first_of(&src[1], device, node->src[1]->ne[2], &first);
         p->attention.kv_head0 += first;
+    } else if (node->op == SHEAF_OP_SUM_SQUARES && result->kind == SHEAF_PARTIAL) {
+        skip_replicas(node, src, device, p);
     } else if (node->op == SHEAF_OP_GET_ROWS && is_axis(&src[0], 1)) {
         s = first_of(&src[0], device, node->src[0]->ne[1], &first);
         p->rows.id_first += first;

@@ -54,6 +54,10 @@
     { sheaf_rule_concat, "concat" }
 #define RULE_SUM_ROWS                                                                                                  \
     { sheaf_rule_sum_rows, "sum rows" }
+#define RULE_SUM_SQUARES                                                                                               \
+    { sheaf_rule_sum_squares, "sum squares" }
+#define RULE_RMS_NORM_BY                                                                                               \
+    { sheaf_rule_norm_by, "norm by sums" }
 #define RULE_FILL                                                                                                      \
     { sheaf_rule_fill, "fill" }
 #define RULE_ARGMAX                                                                                                    \

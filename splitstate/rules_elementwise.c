@@ -130,6 +130,67 @@ sheaf_status sheaf_rule_sum_rows(const rule_context *c, sheaf_rule_result *out) 
     return sheaf_layout_single(c->a, x, c->env->n_devices, &out->want[0]);
 }
 
+int64_t sheaf_counted_elsewhere(const sheaf_layout *l, int device) {
+    int64_t skip = 0, counted = 0;
+    sheaf_device_set below = ((sheaf_device_set)1 << device) - 1;
+    for (int r = 0; r < l->n_runs; r++) {
+        if (!(l->runs[r].devices >> device & 1)) continue;
+        if (!(l->runs[r].devices & below)) {
+            counted += l->runs[r].length;
+        } else if (counted > 0) {
+            return -1;
+        } else {
+            skip += l->runs[r].length;
+        }
+    }
+    return skip;
+}
+
+/* Can the sums of two cut rows be made where the rows are? Both need the same devices, for one of them alone adds
+ * nothing at all. */
+static bool sums_in_place(const rule_context *c, const sheaf_layout *x, const sheaf_layout *y) {
+    for (int d = 0; d < c->env->n_devices; d++) {
+        if (is_cut(x) && is_cut(y) && (sheaf_layout_share(x, d, 0) == 0) != (sheaf_layout_share(y, d, 0) == 0))
+            return false;
+        if (is_cut(x) && sheaf_counted_elsewhere(x, d) < 0) return false;
+        if (is_cut(y) && sheaf_counted_elsewhere(y, d) < 0) return false;
+    }
+    return (!is_cut(x) || x->axis == 0) && (!is_cut(y) || y->axis == 0);
+}
+
+/* x {n, rows}, y {m, rows} or NULL -> {1 or 2, rows}. Squares are summed in f64, so a cut of the rows changes nothing.
+ */
+sheaf_status sheaf_rule_sum_squares(const rule_context *c, sheaf_rule_result *out) {
+    const sheaf_layout whole = sheaf_layout_mirrored(), x = summed(&c->have[0]),
+                       y = c->n_src > 1 ? summed(&c->have[1]) : whole;
+    out->want[0] = x;
+    if (c->n_src > 1) out->want[1] = y;
+    if (!is_cut(&x) && !is_cut(&y)) return SHEAF_OK;
+    if (is_cut(&x) && x.axis > 0) { /* rows; any slice of a whole y is free */
+        out->result = x;
+        if (c->n_src > 1) out->want[1] = x;
+        return SHEAF_OK;
+    }
+    if (!sums_in_place(c, &x, &y)) return sheaf_rule_gather_all(c, out, "sum squares, rows apart: gather");
+    out->result = sheaf_layout_partial();
+    out->rule = "row is cut: one sum a row";
+    return SHEAF_OK;
+}
+
+/* x {n, rows}, sums {k, rows}, weight {n} or NULL. */
+sheaf_status sheaf_rule_norm_by(const rule_context *c, sheaf_rule_result *out) {
+    const sheaf_layout *x = &c->have[0];
+    if (!is_cut(x)) return sheaf_rule_gather_all(c, out, out->rule);
+    sheaf_rule_gather_all(c, out, out->rule);
+    out->want[0] = out->result = *x;
+    if (x->axis > 0) {
+        out->want[1] = *x;
+    } else if (c->n_src > 2) {
+        out->want[2] = *x;
+    }
+    return SHEAF_OK;
+}
+
 /* x {ne0, ne1} -> {ne1}: the cut of rows moves one dimension down. */
 sheaf_status sheaf_rule_argmax(const rule_context *c, sheaf_rule_result *out) {
     const sheaf_layout *x = &c->have[0];

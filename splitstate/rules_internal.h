@@ -26,6 +26,8 @@ sheaf_status sheaf_rule_per_row(const rule_context *c, sheaf_rule_result *out);
 sheaf_status sheaf_rule_soft_max(const rule_context *c, sheaf_rule_result *out);
 sheaf_status sheaf_rule_rope(const rule_context *c, sheaf_rule_result *out);
 sheaf_status sheaf_rule_sum_rows(const rule_context *c, sheaf_rule_result *out);
+sheaf_status sheaf_rule_sum_squares(const rule_context *c, sheaf_rule_result *out);
+sheaf_status sheaf_rule_norm_by(const rule_context *c, sheaf_rule_result *out);
 sheaf_status sheaf_rule_argmax(const rule_context *c, sheaf_rule_result *out);
 sheaf_status sheaf_rule_matmul(const rule_context *c, sheaf_rule_result *out);   /* rules_matmul.c */
 sheaf_status sheaf_rule_get_rows(const rule_context *c, sheaf_rule_result *out); /* rules_rows.c */
@@ -39,6 +41,10 @@ sheaf_status sheaf_rule_by_column(const rule_context *c, sheaf_rule_result *out)
 sheaf_status sheaf_rule_gather_all(const rule_context *c, sheaf_rule_result *out, const char *why);
 
 static inline bool is_axis(const sheaf_layout *l, int axis) { return l->kind == SHEAF_AXIS && l->axis == axis; }
+/* For sums over the elements of a cut row, of which some may live on several devices: each counts on its first device
+ * alone. How many leading elements of device's shard count elsewhere; -1 where those that count are not the rest. */
+int64_t sheaf_counted_elsewhere(const sheaf_layout *l, int device);
+
 static inline bool is_cut(const sheaf_layout *l) { return l->kind == SHEAF_AXIS; }
 /* What a source is once a sum that is still owed has been made. */
 static inline sheaf_layout summed(const sheaf_layout *l) {

@@ -34,6 +34,7 @@ bool sheaf_op_can_inplace(sheaf_op op) {
     case SHEAF_OP_UNARY:
     case SHEAF_OP_GLU:
     case SHEAF_OP_RMS_NORM:
+    case SHEAF_OP_RMS_NORM_BY:
     case SHEAF_OP_NORM:
     case SHEAF_OP_SOFT_MAX:
     case SHEAF_OP_ROPE:
@@ -257,6 +258,36 @@ sheaf_tensor *sheaf_sum_rows(sheaf_arena *a, sheaf_tensor *x) {
     if (!is_f32_rows(x)) return misfit(a, SHEAF_OP_SUM_ROWS, x, NULL, "must be f32 with whole rows");
     int64_t ne[] = {1, x->ne[1], x->ne[2], x->ne[3]};
     return node(a, SHEAF_OP_SUM_ROWS, SHEAF_F32, ne, x, NULL, NULL);
+}
+
+static bool same_rows(const sheaf_tensor *x, const sheaf_tensor *y) {
+    return x->ne[1] == y->ne[1] && x->ne[2] == y->ne[2] && x->ne[3] == y->ne[3];
+}
+
+sheaf_tensor *sheaf_sum_squares(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *y) {
+    if (!x) return sheaf_missing_source(a, "sum_squares", 0);
+    if (!is_f32_rows(x) || (y && (!is_f32_rows(y) || !same_rows(x, y)))) {
+        return misfit(a, SHEAF_OP_SUM_SQUARES, x, y, "must be f32 with whole rows, as many in both");
+    }
+    int64_t ne[] = {y ? 2 : 1, x->ne[1], x->ne[2], x->ne[3]};
+    return node(a, SHEAF_OP_SUM_SQUARES, SHEAF_F32, ne, x, y, NULL);
+}
+
+sheaf_tensor *sheaf_rms_norm_by(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *sums, int index, sheaf_tensor *weight,
+                                float eps) {
+    if (!x || !sums) return sheaf_missing_source(a, "rms_norm_by", x ? 1 : 0);
+    if (!is_f32_rows(x)) return misfit(a, SHEAF_OP_RMS_NORM_BY, x, NULL, "must be f32 with whole rows");
+    if (!is_f32_rows(sums) || !same_rows(x, sums) || index < 0 || index >= sums->ne[0] || x->ne[0] > INT32_MAX) {
+        return misfit(a, SHEAF_OP_RMS_NORM_BY, x, sums, "no sum for each of its rows");
+    }
+    if (weight && !is_vector(weight, SHEAF_F32, x->ne[0]))
+        return misfit(a, SHEAF_OP_RMS_NORM_BY, x, weight, "no weight for its rows");
+    sheaf_tensor *t = node(a, SHEAF_OP_RMS_NORM_BY, SHEAF_F32, x->ne, x, sums, weight);
+    if (!t) return NULL;
+    t->params.norm_by.eps = eps;
+    t->params.norm_by.index = index;
+    t->params.norm_by.length = (int32_t)x->ne[0];
+    return t;
 }
 
 sheaf_tensor *sheaf_argmax(sheaf_arena *a, sheaf_tensor *x) {

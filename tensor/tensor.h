@@ -121,6 +121,8 @@ SHEAF_API uint16_t sheaf_f32_to_bf16(float f); /* round to nearest even, NaN sta
     X(ATTENTION, "attention", 3)                                                                                       \
     X(CONCAT, "concat", 2)                                                                                             \
     X(SUM_ROWS, "sum_rows", 1)                                                                                         \
+    X(SUM_SQUARES, "sum_squares", 1)                                                                                   \
+    X(RMS_NORM_BY, "rms_norm_by", 2)                                                                                   \
     X(FILL, "fill", 1)                                                                                                 \
     X(ARGMAX, "argmax", 1)                                                                                             \
     X(MUL_MAT_ID, "mul_mat_id", 3)                                                                                     \
@@ -189,6 +191,13 @@ typedef union sheaf_params {
     struct {
         float eps;
     } norm;
+    struct {
+        int32_t skip[2]; /* leading elements of each source's rows that count elsewhere (a shard's replicas) */
+    } sum_squares;
+    struct {
+        float eps;
+        int32_t index, length; /* element of sums; elements of a whole row, of which a shard has a part */
+    } norm_by;
     struct {
         float scale, max_bias;
     } soft_max; /* soft_max(x*scale + slope*mask) */
@@ -342,7 +351,14 @@ SHEAF_API sheaf_tensor *sheaf_attention(sheaf_arena *a, sheaf_tensor *q, sheaf_t
                                         sheaf_tensor *mask, sheaf_tensor *sinks, float scale, float max_bias,
                                         float soft_cap);
 SHEAF_API sheaf_tensor *sheaf_concat(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *y, int dim);
-SHEAF_API sheaf_tensor *sheaf_sum_rows(sheaf_arena *a, sheaf_tensor *x);             /* {1, ne1, ne2, ne3} */
+SHEAF_API sheaf_tensor *sheaf_sum_rows(sheaf_arena *a, sheaf_tensor *x); /* {1, ne1, ne2, ne3} */
+/* Squares of a row's elements, each rounded to f32, summed in f64 and rounded once, so that any cut of the rows gives
+ * the same bits: x {n, rows...}, y {m, rows...} or NULL, f32 -> {2, rows...}, {1, rows...} without y. */
+SHEAF_API sheaf_tensor *sheaf_sum_squares(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *y);
+/* rms_norm of rows whose sum of squares is known: element `index` of sums {k, rows...}. For rows that lie cut over
+ * devices: what must be summed between them is one number a row. weight {n} f32 or NULL. */
+SHEAF_API sheaf_tensor *sheaf_rms_norm_by(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *sums, int index,
+                                          sheaf_tensor *weight, float eps);
 SHEAF_API sheaf_tensor *sheaf_fill(sheaf_arena *a, sheaf_tensor *into, float value); /* result is a view of `into` */
 SHEAF_API sheaf_tensor *sheaf_argmax(sheaf_arena *a, sheaf_tensor *x);               /* {ne1} i32; ties: lowest index */
 

@@ -148,6 +148,77 @@ static void lower_sum_rows(cpu_compiler *c, const sheaf_tensor *n) {
 
 const cpu_op cpu_op_SUM_ROWS = {supports_sum_rows, lower_sum_rows};
 
+/* Rounded squares have 24 bits, so sums of them in f64 are exact as long as they are less than 2^28 apart, in any order
+ * and in any number of parts. */
+static double sum_of_squares(const float *x, int64_t first, int64_t n) {
+    double sum = 0;
+    for (int64_t k = first; k < n; k++) {
+        float square = x[k] * x[k];
+        sum += (double)square;
+    }
+    return sum;
+}
+
+static void run_sum_squares(const cpu_step *s, const cpu_task *t) {
+    int64_t lo, hi;
+    cpu_share(t, cpu_rows(s->dst), &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) {
+        cpu_row r = cpu_row_of(s->dst->ne, i);
+        char *out = cpu_row_at(cpu_at(t, s->dst), s->dst, r);
+        for (int j = 0; j < (int)s->dst->ne[0]; j++) {
+            double sum = sum_of_squares(row_in(t, s->src[j], r), s->params.sum_squares.skip[j], s->src[j]->ne[0]);
+            if (s->dst->type == SHEAF_F64) {
+                ((double *)(void *)out)[j] = sum;
+            } else {
+                ((float *)(void *)out)[j] = (float)sum;
+            }
+        }
+    }
+}
+
+static bool supports_sum_squares(const sheaf_tensor *n) {
+    const sheaf_tensor *x = n->src[0], *y = n->src[1];
+    if ((n->type != SHEAF_F32 && n->type != SHEAF_F64) || !sheaf_rows_contiguous(n) || n->ne[0] != (y ? 2 : 1))
+        return false;
+    for (int i = 1; i < SHEAF_MAX_DIMS; i++)
+        if (n->ne[i] != x->ne[i] || (y && n->ne[i] != y->ne[i])) return false;
+    return is_f32_rows(x) && (!y || is_f32_rows(y));
+}
+
+static void lower_sum_squares(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_sum_squares, n, n->src, 2, sheaf_nrows(n), NULL, NULL);
+}
+
+const cpu_op cpu_op_SUM_SQUARES = {supports_sum_squares, lower_sum_squares};
+
+static void run_rms_norm_by(const cpu_step *s, const cpu_task *t) {
+    const float *weight = s->src[2] ? (const float *)cpu_at(t, s->src[2]) : NULL;
+    double length = (double)s->params.norm_by.length, eps = (double)s->params.norm_by.eps;
+    int64_t lo, hi;
+    cpu_share(t, cpu_rows(s->dst), &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) {
+        cpu_row r = cpu_row_of(s->dst->ne, i);
+        const float *x = row_in(t, s->src[0], r);
+        float *out = row_out(s, t, r);
+        double sum = (double)row_in(t, s->src[1], r)[s->params.norm_by.index];
+        float scale = (float)(1.0 / sqrt(sum / length + eps));
+        for (int64_t k = 0; k < s->dst->ne[0]; k++) out[k] = x[k] * scale * (weight ? weight[k] : 1.0f);
+    }
+}
+
+static bool supports_rms_norm_by(const sheaf_tensor *n) {
+    const sheaf_tensor *x = n->src[0], *sums = n->src[1];
+    return is_f32_rows(n) && is_f32_rows(x) && is_f32_rows(sums) && sheaf_same_shape(n, x) &&
+           is_row_vector(n->src[2], n) && sums->ne[1] == x->ne[1] && sums->ne[2] == x->ne[2] &&
+           sums->ne[3] == x->ne[3] && n->params.norm_by.index < sums->ne[0];
+}
+
+static void lower_rms_norm_by(cpu_compiler *c, const sheaf_tensor *n) {
+    cpu_emit(c, n, run_rms_norm_by, n, n->src, 3, sheaf_nrows(n), NULL, NULL);
+}
+
+const cpu_op cpu_op_RMS_NORM_BY = {supports_rms_norm_by, lower_rms_norm_by};
+
 /* The lowest index of the largest value; a NaN is never the largest. */
 static int32_t argmax(const float *x, int64_t n) {
     int64_t best = 0;

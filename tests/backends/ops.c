@@ -229,6 +229,19 @@ static sheaf_tensor *soft_max(sheaf_arena *a, const op_case *c) {
     sheaf_tensor *mask = c->kind ? sheaf_new_2d(a, c->type, c->m, c->n) : NULL;
     return sheaf_soft_max(a, sheaf_new_3d(a, SHEAF_F32, c->m, c->n, 6), mask, 0.7f, c->kind == 2 ? 8.0f : 0.0f);
 }
+static sheaf_tensor *sum_squares(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *t = sheaf_sum_squares(a, sheaf_new_3d(a, SHEAF_F32, c->m, c->n, 2),
+                                        c->kind ? sheaf_new_3d(a, SHEAF_F32, c->m + 7, c->n, 2) : NULL);
+    if (t && c->kind) t->params.sum_squares.skip[1] = 5;
+    return t;
+}
+
+static sheaf_tensor *norm_by(sheaf_arena *a, const op_case *c) {
+    sheaf_tensor *x = sheaf_new_2d(a, SHEAF_F32, c->m, c->n);
+    sheaf_tensor *sums = sheaf_new_2d(a, SHEAF_F32, 2, c->n); /* any numbers, negative ones too: hence the epsilon */
+    return sheaf_rms_norm_by(a, x, sums, 1, c->kind ? sheaf_new_1d(a, SHEAF_F32, c->m) : NULL, 1.0f);
+}
+
 static sheaf_tensor *sum_rows(sheaf_arena *a, const op_case *c) {
     return sheaf_sum_rows(a, sheaf_new_3d(a, SHEAF_F32, c->m, c->n, 2));
 }
@@ -252,6 +265,10 @@ Test(ops, rows, .timeout = 120) {
         {"soft_max f16 mask", soft_max, 1e-6, 1, SHEAF_F16, 129, 2},
         {"soft_max alibi", soft_max, 1e-6, 2, SHEAF_F16, 31, 4},
         {"soft_max one", soft_max, 1e-6, 1, SHEAF_F32, 1, 1},
+        {"sum_squares", sum_squares, 1e-6, 0, .m = 96, .n = 3},
+        {"sum_squares of two", sum_squares, 1e-6, 1, .m = 33, .n = 2},
+        {"rms_norm_by", norm_by, 1e-5, 0, .m = 96, .n = 3},
+        {"rms_norm_by weight", norm_by, 1e-5, 1, .m = 33, .n = 2},
         {"sum_rows", sum_rows, 1e-6, .m = 1000, .n = 3},
         {"sum_rows one", sum_rows, 1e-6, .m = 1, .n = 1},
         {"argmax", argmax, 0, .m = 1000, .n = 3},

@@ -90,6 +90,20 @@ static double normed_rms(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t 
     return w ? y * reference_at(w, i0, 0, 0, 0) : y;
 }
 
+static double squares(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    const sheaf_tensor *x = n->src[i0];
+    double sum = 0;
+    for (int64_t k = n->params.sum_squares.skip[i0]; k < x->ne[0]; k++) sum += pow(reference_at(x, k, i1, i2, i3), 2);
+    return sum;
+}
+
+static double normed_by(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    double sum = reference_at(n->src[1], n->params.norm_by.index, i1, i2, i3);
+    double y = reference_at(n->src[0], i0, i1, i2, i3) /
+               sqrt(sum / (double)n->params.norm_by.length + (double)n->params.norm_by.eps);
+    return n->src[2] ? y * reference_at(n->src[2], i0, 0, 0, 0) : y;
+}
+
 static double normed(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
     const sheaf_tensor *x = n->src[0], *w = n->src[1], *b = n->src[2];
     double mean = 0, var = 0, len = (double)x->ne[0];
@@ -308,14 +322,15 @@ static void attention(const sheaf_tensor *n, double *out) {
 
 static element_fn meaning(sheaf_op op) {
     static const element_fn table[SHEAF_OP_COUNT] = {
-        [SHEAF_OP_CONT] = copied,         [SHEAF_OP_CPY] = copied,       [SHEAF_OP_ADD] = added,
-        [SHEAF_OP_SUB] = subtracted,      [SHEAF_OP_MUL] = multiplied,   [SHEAF_OP_DIV] = divided,
-        [SHEAF_OP_SCALE] = scaled,        [SHEAF_OP_UNARY] = mapped,     [SHEAF_OP_GLU] = gated,
-        [SHEAF_OP_RMS_NORM] = normed_rms, [SHEAF_OP_NORM] = normed,      [SHEAF_OP_SOFT_MAX] = soft_maxed,
-        [SHEAF_OP_ROPE] = rotated,        [SHEAF_OP_GET_ROWS] = got_row, [SHEAF_OP_SET_ROWS] = set_row,
-        [SHEAF_OP_CONCAT] = joined,       [SHEAF_OP_SUM_ROWS] = summed,  [SHEAF_OP_FILL] = filled,
-        [SHEAF_OP_ARGMAX] = largest,      [SHEAF_OP_ADD_ID] = added_id,  [SHEAF_OP_ARGSORT] = ranked,
-        [SHEAF_OP_PICK] = picked,         [SHEAF_OP_ROUND] = copied,
+        [SHEAF_OP_CONT] = copied,           [SHEAF_OP_CPY] = copied,       [SHEAF_OP_ADD] = added,
+        [SHEAF_OP_SUB] = subtracted,        [SHEAF_OP_MUL] = multiplied,   [SHEAF_OP_DIV] = divided,
+        [SHEAF_OP_SCALE] = scaled,          [SHEAF_OP_UNARY] = mapped,     [SHEAF_OP_GLU] = gated,
+        [SHEAF_OP_RMS_NORM] = normed_rms,   [SHEAF_OP_NORM] = normed,      [SHEAF_OP_SOFT_MAX] = soft_maxed,
+        [SHEAF_OP_ROPE] = rotated,          [SHEAF_OP_GET_ROWS] = got_row, [SHEAF_OP_SET_ROWS] = set_row,
+        [SHEAF_OP_CONCAT] = joined,         [SHEAF_OP_SUM_ROWS] = summed,  [SHEAF_OP_FILL] = filled,
+        [SHEAF_OP_ARGMAX] = largest,        [SHEAF_OP_ADD_ID] = added_id,  [SHEAF_OP_ARGSORT] = ranked,
+        [SHEAF_OP_PICK] = picked,           [SHEAF_OP_ROUND] = copied,     [SHEAF_OP_SUM_SQUARES] = squares,
+        [SHEAF_OP_RMS_NORM_BY] = normed_by,
     };
     return table[op];
 }

@@ -43,6 +43,10 @@ static sheaf_tensor *make_soft_max_alibi(sheaf_arena *a) {
     return sheaf_soft_max(a, f32(a, 8, 4, 2), sheaf_new_2d(a, SHEAF_F16, 8, 4), 1, 8);
 }
 static sheaf_tensor *make_sum_rows(sheaf_arena *a) { return sheaf_sum_rows(a, f32(a, 8, 4, 1)); }
+static sheaf_tensor *make_sum_squares(sheaf_arena *a) { return sheaf_sum_squares(a, f32(a, 8, 4, 1), f32(a, 6, 4, 1)); }
+static sheaf_tensor *make_norm_by(sheaf_arena *a) {
+    return sheaf_rms_norm_by(a, f32(a, 8, 4, 1), f32(a, 2, 4, 1), 1, f32(a, 8, 1, 1), 1e-5f);
+}
 static sheaf_tensor *make_argmax(sheaf_arena *a) { return sheaf_argmax(a, f32(a, 8, 4, 1)); }
 static sheaf_tensor *make_mul_mat(sheaf_arena *a) { return sheaf_mul_mat(a, f32(a, 8, 6, 1), f32(a, 8, 4, 1)); }
 static sheaf_tensor *make_mul_mat_batch(sheaf_arena *a) { return sheaf_mul_mat(a, f32(a, 8, 6, 2), f32(a, 8, 4, 4)); }
@@ -130,6 +134,8 @@ static const struct {
               {"soft_max", make_soft_max},
               {"soft_max_alibi", make_soft_max_alibi},
               {"sum_rows", make_sum_rows},
+              {"sum_squares", make_sum_squares},
+              {"norm_by", make_norm_by},
               {"argmax", make_argmax},
               {"mul_mat", make_mul_mat},
               {"mul_mat_batch", make_mul_mat_batch},

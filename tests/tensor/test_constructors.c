@@ -88,6 +88,8 @@ Test(ops, results_have_the_shapes_of_their_declaration) {
         "[64, 100]");
     expect_shape(sheaf_concat(a, x, f32(64, 2, 5, 1), 1), "[64, 11, 5]");
     expect_shape(sheaf_sum_rows(a, x), "[1, 9, 5]");
+    expect_shape(sheaf_sum_squares(a, x, f32(32, 9, 5, 1)), "[2, 9, 5]");
+    expect_shape(sheaf_rms_norm_by(a, x, f32(2, 9, 5, 1), 1, f32(64, 1, 1, 1), 1e-5f), "[64, 9, 5]");
     expect_shape(sheaf_argmax(a, f32(100, 3, 1, 1)), "[3]");
     expect_int(sheaf_argmax(a, f32(100, 3, 1, 1))->type, SHEAF_I32);
     expect_shape(sheaf_cpy(a, x, sheaf_new_3d(a, SHEAF_F16, 64, 9, 5)), "[64, 9, 5]");
@@ -150,6 +152,8 @@ Test(ops, what_does_not_fit_is_refused_with_both_shapes) {
     expect_refused(sheaf_concat(a, X, X, 4), SHEAF_E_SHAPE, "joined");
     expect_refused(sheaf_cpy(a, X, f32(64, 45, 1, 1)), SHEAF_E_SHAPE, "shapes differ");
     expect_refused(sheaf_argmax(a, X), SHEAF_E_SHAPE, "matrix");
+    expect_refused(sheaf_sum_squares(a, X, f32(64, 9, 4, 1)), SHEAF_E_SHAPE, "as many in both");
+    expect_refused(sheaf_rms_norm_by(a, X, f32(2, 9, 5, 1), 2, NULL, 0), SHEAF_E_SHAPE, "no sum");
 #undef X
 }
 
