@@ -1,5 +1,7 @@
 /* A real model through the command: the same tokens as another runtime's, wherever its two best logits
- * are apart. The files of tests/golden/smollm2 say what that runtime gave and how near the second was. */
+ * are apart. The files of tests/golden/smollm2 say what that runtime gave and how near the second was. Texts part for
+ * good at the first near tie: every place of them is held against the other runtime by tests/models/test_smollm2.c,
+ * which feeds that runtime's tokens. */
 #include "tests/launch/spawn.h"
 
 #include <stdlib.h>

@@ -2,7 +2,10 @@
  * steady state that builds and allocates nothing. */
 #include "backends/cpu/faults.h"
 #include "meta/meta.h"
+#include "models/model_internal.h"
 #include "tests/models/model_support.h"
+
+#include <malloc.h>
 
 static void start(rig *r, const char *name, const sheaf_context_options *o) {
     rig_file(r, name);
@@ -350,5 +353,96 @@ Test(context, a_cache_larger_than_memory_is_refused_before_it_is_touched, .timeo
     expect_error("KV cache of 2147483647 tokens on cpu");
     expect_error("MiB needed");
     cr_assert_null(c);
+    rig_end(&r);
+}
+
+/* Cells that nobody wrote are masked, but 0 x NaN is NaN: here fresh memory is full of NaNs. */
+Test(context, memory_that_is_not_zero_changes_nothing, .timeout = 300) {
+    rig r;
+    sheaf_context_options o = small();
+    o.n_ubatch = 32;
+    start(&r, "h9k3-f32", &o);
+    uint64_t want = decode(r.context, 20, 3, 0);
+    sheaf_context_free(r.context);
+    mallopt(M_PERTURB, 0x81); /* bytes of 0x7e: NaN in f16 */
+    expect_ok(sheaf_context_new(r.model, &o, &r.context));
+    mallopt(M_PERTURB, 0);
+    expect_hash(decode(r.context, 20, 3, 0), want);
+    uint8_t cell[16], zero[16] = {0};
+    expect_ok(
+        sheaf_tensor_get(r.context->cache_v[0], cell, sheaf_nbytes(r.context->cache_v[0]) - sizeof cell, sizeof cell));
+    cr_assert_eq(memcmp(cell, zero, sizeof cell), 0, "the last cell begins with %02x", cell[0]);
+    rig_end(&r);
+}
+
+/* The row that a graph computes for nobody must be one of its own, whatever lies in the input's place. */
+Test(context, a_batch_that_wants_nothing_computes_a_row_of_its_own, .timeout = 300) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-f32", &o);
+    int32_t ids[8] = {1, 2, 3, 4, 5, 6, 7, 8}, row = 1 << 30;
+    uint8_t none[8] = {0};
+    sheaf_batch b = {.n = 8, .token = ids, .want = none};
+    expect_ok(sheaf_decode(r.context, &b));
+    expect_ok(sheaf_tensor_set(r.context->in.outputs, &row, 0, sizeof row));
+    expect_ok(sheaf_decode(r.context, &b));
+    expect_ok(sheaf_tensor_get(r.context->in.outputs, &row, 0, sizeof row));
+    expect_int(row, 0);
+    rig_end(&r);
+}
+
+Test(context, the_cache_is_read_no_further_than_its_last_cell, .timeout = 60) {
+    kv_cells k;
+    expect_ok(kv_cells_init(&k, 8, 2));
+    for (int i = 0; i < 5; i++) expect_int(kv_cells_claim(&k, i > 2, i), i);
+    kv_cells_release(&k, 4);
+    kv_cells_release(&k, 3);
+    kv_cells_settle(&k, 1);
+    expect_int(k.high, 3);
+    kv_cells_release(&k, 1);
+    kv_cells_settle(&k, 0);
+    expect_int(k.high, 3);
+    expect_int(k.next[0], 3);
+    expect_int(kv_cells_claim(&k, 1, 0), 1); /* the lowest hole first */
+    expect_int(kv_cells_claim(&k, 1, 1), 3);
+    kv_cells_free(&k);
+}
+
+/* --- what a token costs ------------------------------------------------------------------------------------ */
+
+enum { NAP_MS = 200 };
+static sheaf_status nap_in_queue(void *ctx, int i, int n, sheaf_queue *q) {
+    (void)ctx, (void)n, (void)q;
+    if (i == 0) usleep(NAP_MS * 1000);
+    return SHEAF_OK;
+}
+static bool wants_last(void *ctx, const sheaf_tensor *t) { return !strcmp(t->name, ctx); }
+static sheaf_status see_napping(void *ctx, const sheaf_tensor *t) { return (void)t, nap_in_queue(ctx, 0, 1, NULL); }
+
+/* Time of the device is what the host waits for; the rest of a decode is overhead. A nap on either side shows which. */
+Test(context, overhead_is_the_hosts_time_and_not_the_devices, .timeout = 300) {
+    rig r;
+    sheaf_context_options o = small();
+    start(&r, "h9k3-f32", &o);
+    sheaf_backend *b;
+    decode(r.context, 3, 1, 0);
+    expect_ok(one_token(r.context));
+    expect_int(sheaf_sched_prepared(sheaf_context_sched(r.context), 0, &b) != NULL, 1);
+    for (int host = 0; host < 2; host++) {
+        if (host) {
+            sheaf_sched_set_eval(sheaf_context_sched(r.context), wants_last, see_napping, "result_output");
+            decode(r.context, 2, 1, 0); /* an observer counts from the next graph on */
+        } else {
+            expect_ok(sheaf_queue_call(b->queue, nap_in_queue, NULL));
+        }
+        sheaf_context_stats x = sheaf_context_get_stats(r.context), y;
+        expect_ok(one_token(r.context));
+        y = sheaf_context_get_stats(r.context);
+        double device = (double)(y.device_ns - x.device_ns) * 1e-6,
+               rest = (double)(y.overhead_ns - x.overhead_ns) * 1e-6;
+        double napped = host ? rest : device, awake = host ? device : rest;
+        cr_assert(napped > NAP_MS * 0.9 && awake < NAP_MS * 0.75, "a nap of the %s: device %.1f ms, overhead %.1f ms",
+                  host ? "host" : "device", device, rest);
+    }
     rig_end(&r);
 }
