@@ -1,5 +1,6 @@
 /* Plans over time: found again, bounded in number, after failures, with rotating shapes. */
 #include <inttypes.h>
+#include <malloc.h>
 
 #include "backends/cpu/faults.h"
 #include "support.h"
@@ -139,6 +140,24 @@ Test(lives, plans_are_found_again_and_few, .timeout = 120) {
     sheaf_backend_free(h.backend);
     for (int d = 0; d < 2; d++) expect_int(sheaf_meta_bytes(h.meta, d, SHEAF_USAGE_COMPUTE), 0);
     expect_ok(sheaf_backend_new(h.meta, &h.backend));
+    house_close(&h);
+}
+
+/* A buffer's parts lie in other allocations than the buffer: all of them go with it. */
+Test(lives, buffers_give_their_memory_back, .timeout = 60) {
+    enum { ROUNDS = 50, BYTES = 2 * WIDTH * HIDDEN * 4 };
+    house h;
+    net t;
+    house_open(&h, 2);
+    net_open(&t, &h);
+    net_close(&t);
+    size_t before = mallinfo2().uordblks;
+    for (int k = 0; k < ROUNDS; k++) {
+        net_open(&t, &h);
+        net_close(&t);
+    }
+    size_t after = mallinfo2().uordblks, most = before + ROUNDS * BYTES / 10;
+    cr_assert_leq(after, most, "%zu bytes in use, before %zu", after, before);
     house_close(&h);
 }
 
