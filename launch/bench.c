@@ -14,7 +14,7 @@ typedef struct bench_row {
     double gbs, limit;
     int n_devices;
     struct {
-        char name[32];
+        char name[48];
         double compute, wait, reduce;
     } device[SHEAF_MAX_DEVICES];
 } bench_row;
@@ -75,7 +75,7 @@ static void take_times(const bench *b, bench_row *r, double tokens, double devic
     sheaf_backend *be = sheaf_context_backend(b->s.context);
     r->n_devices = b->s.n_devices;
     for (int i = 0; i < b->s.n_devices; i++) {
-        snprintf(r->device[i].name, sizeof r->device[i].name, "%s", b->s.devices[i]->name);
+        snprintf(r->device[i].name, sizeof r->device[i].name, "%s", b->s.all[b->s.first + i].name);
         if (!sheaf_meta_is(be->device)) {
             r->device[i].compute = device_ns / 1e3 / tokens;
             continue;
@@ -106,7 +106,7 @@ static sheaf_status measure(bench *b, bench_row *r) {
     r->max = b->rates[b->o->repetitions - 1];
     uint64_t bytes = sheaf_model_hparams(b->s.model)->active_bytes;
     if (r->n_gen) r->gbs = r->median * (double)bytes / 1e9;
-    return machine_read_gbs((size_t)bytes, r->threads, &r->limit);
+    return machine_limit((size_t)bytes, r->threads, r->gbs, &r->limit);
 }
 
 /* --- output ---------------------------------------------------------------------------------------------------- */
@@ -118,7 +118,7 @@ static void row_json(bench *b, jdoc *d, cJSON *row, const bench_row *r) {
     j_integer(d, row, "params", h->n_params);
     j_integer(d, row, "bytes", (int64_t)h->bytes);
     j_string(d, row, "devices", r->devices);
-    j_string(d, row, "split_mode", b->s.n_devices > 1 ? (b->o->split_mode ? b->o->split_mode : "tensor") : "none");
+    j_string(d, row, "split_mode", b->s.n_all > 1 ? (b->o->split_mode ? b->o->split_mode : "tensor") : "none");
     j_integer(d, row, "threads", r->threads);
     j_integer(d, row, "n_prompt", r->n_prompt);
     j_integer(d, row, "n_gen", r->n_gen);
@@ -150,7 +150,7 @@ static bool wants_json(const bench *b) { return b->o->json || is_form(b, "json")
 
 static sheaf_status emit(bench *b, const bench_row *r) {
     const char *type = sheaf_model_hparams(b->s.model)->type;
-    char test[64];
+    char test[64], share[64];
     snprintf(test, sizeof test, "%s%d%s", r->n_prompt ? "pp" : "tg", r->n_prompt ? r->n_prompt : r->n_gen, "");
     if (r->n_depth) snprintf(test + strlen(test), sizeof test - strlen(test), " @ d%d", r->n_depth);
     b->rows++;
@@ -174,7 +174,7 @@ static sheaf_status emit(bench *b, const bench_row *r) {
         printf("| %s | %s | %d | %s | %.2f (%.2f-%.2f) | ", type, r->devices, r->threads, test, r->median, r->min,
                r->max);
         if (r->n_gen)
-            printf("%.2f of %.2f (%.0f %%) |", r->gbs, r->limit, r->limit > 0 ? r->gbs / r->limit * 100 : 0);
+            printf("%.2f of %.2f (%s) |", r->gbs, r->limit, share_text(r->gbs, r->limit, share));
         else
             fputs("- |", stdout);
         for (int i = 0; i < r->n_devices; i++)
@@ -191,6 +191,13 @@ typedef struct sweep {
     int n_prompt, n_gen, n_depth, n_threads;
 } sweep;
 
+static int largest(const int *v, int n) {
+    int most = 0;
+    for (int i = 0; i < n; i++)
+        if (v[i] > most) most = v[i];
+    return most;
+}
+
 static sheaf_status parse_sweep(const options *o, sweep *w) {
     sheaf_status s = parse_int_list(o->n_prompt ? o->n_prompt : "512", "-p", 0, w->prompt, MAX_LIST, &w->n_prompt);
     if (!s) s = parse_int_list(o->n_gen ? o->n_gen : "128", "-n", 0, w->gen, MAX_LIST, &w->n_gen);
@@ -200,14 +207,11 @@ static sheaf_status parse_sweep(const options *o, sweep *w) {
     const char *f = o->output_format;
     if (!s && f && strcmp(f, "md") && strcmp(f, "csv") && strcmp(f, "json"))
         s = sheaf_fail(SHEAF_E_ARGUMENT, "options: -o %s: not md, csv or json", f);
+    if (!s && !largest(w->prompt, w->n_prompt) && !largest(w->gen, w->n_gen)) {
+        s = sheaf_fail(SHEAF_E_ARGUMENT, "options: -p 0 -n 0: nothing is left to measure");
+        return sheaf_error_hint(s, "-p N measures a prompt of N tokens, -n N the generation of N");
+    }
     return s;
-}
-
-static int largest(const int *v, int n) {
-    int most = 0;
-    for (int i = 0; i < n; i++)
-        if (v[i] > most) most = v[i];
-    return most;
 }
 
 static sheaf_status run_rows(bench *b, const sweep *w, bench_row *r) {
@@ -228,7 +232,7 @@ static sheaf_status run_rows(bench *b, const sweep *w, bench_row *r) {
 
 static sheaf_status run_devices(bench *b, const sweep *w, const char *list, int threads) {
     options o = *b->o;
-    bench_row r = {.devices = list ? list : "cpu"};
+    bench_row r = {.devices = b->s.where};
     int most = largest(w->prompt, w->n_prompt), gen = largest(w->gen, w->n_gen);
     o.threads = threads;
     if (gen > most) most = gen;
@@ -240,7 +244,7 @@ static sheaf_status run_devices(bench *b, const sweep *w, const char *list, int 
         s = session_follow(&b->s);
     else if (!s) {
         b->ids = sheaf_malloc(((size_t)most + 1) * sizeof *b->ids);
-        for (int i = 0; i < b->s.n_devices; i++) r.threads += b->s.devices[i]->n_threads;
+        r.threads = session_threads(&b->s);
         if (b->ids) {
             random_ids(b->ids, most, sheaf_model_hparams(b->s.model)->n_vocab);
             s = run_rows(b, w, &r);
@@ -300,6 +304,19 @@ static sheaf_status bench_machine(const options *o) {
 sheaf_status cmd_bench(const options *o) {
     if (!o->bench_kind) return bench_model(o);
     if (!strcmp(o->bench_kind, "machine")) return bench_machine(o);
-    sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: bench %s: not available", o->bench_kind);
+    static const struct {
+        const char *kind, *hint;
+    } not_yet[] = {
+        {"collectives",
+         "tests/bench/bench_collectives.c is a program that measures them: ninja -C build bench-collectives"},
+        {"kernels", "tests/bench/bench_kernels.c is a program that measures them: ninja -C build bench-kernels"},
+        {"scale", "repeat --devices: sheaf bench -m FILE --devices cpu --devices cpu/2"},
+    };
+    for (size_t i = 0; i < sizeof not_yet / sizeof *not_yet; i++) {
+        if (strcmp(o->bench_kind, not_yet[i].kind)) continue;
+        sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: bench %s: it is not there yet", o->bench_kind);
+        return sheaf_error_hint(s, "%s", not_yet[i].hint);
+    }
+    sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: bench %s: unknown", o->bench_kind);
     return sheaf_error_hint(s, "available: sheaf bench -m FILE, sheaf bench machine");
 }

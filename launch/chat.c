@@ -1,10 +1,14 @@
 /* `sheaf run -i`: a conversation. Lines are edited by libedit on a terminal and read plainly elsewhere. Ctrl-C ends
- * the reply, at the prompt it clears the line; Ctrl-D or /exit ends. The whole conversation is rendered anew each
- * turn, so what the model sees is exactly its template's text; what the cache already holds is not run again. */
+ * the reply, at the prompt it clears the line; Ctrl-D or /exit ends. Under mpirun the terminal is mpirun's, so the
+ * prompt is shown there too, but lines are not edited and Ctrl-C ends the whole job. The whole conversation is rendered
+ * anew each turn, so what the model sees is exactly its template's text; what the cache already holds is not run again.
+ */
 #include <editline/readline.h>
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "launch/generate.h"
@@ -38,10 +42,19 @@ static void forget(conversation *c, size_t keep) {
     }
 }
 
+/* Ctrl-D during a reply: the terminal holds an end of input and no text before it. The line editor, which takes the
+ * terminal over, would lose it. */
+static bool end_is_waiting(void) {
+    struct pollfd f = {.fd = STDIN_FILENO, .events = POLLIN};
+    int text = 0;
+    return poll(&f, 1, 0) == 1 && !ioctl(STDIN_FILENO, FIONREAD, &text) && text == 0;
+}
+
 /* The next line, malloc'd; NULL at the end. An interrupt gives an empty line. */
-static char *next_line(bool terminal) {
+static char *next_line(bool terminal, bool prompted) {
     interrupted = 0;
     if (terminal) {
+        if (end_is_waiting()) return NULL;
         prompt_begins();
         char *line = readline("> ");
         prompt_ends();
@@ -56,6 +69,7 @@ static char *next_line(bool terminal) {
     char *line = NULL;
     size_t cap = 0;
     errno = 0;
+    if (prompted) fputs("> ", stderr);
     prompt_begins();
     ssize_t n = getline(&line, &cap, stdin);
     prompt_ends();
@@ -93,22 +107,51 @@ static sheaf_status first_turn(generator *g, conversation *c, const options *o) 
     return s;
 }
 
+static const char help[] = "/clear  forget the conversation (a system message stays)\n"
+                           "/help   this text\n"
+                           "/exit   end; so does Ctrl-D\n"
+                           "Ctrl-C stops the reply, at the prompt it clears the line.\n";
+
+/* A line that is for us and not for the model. *leave: it ends the chat. */
+static bool obey(conversation *c, const options *o, const char *line, bool *leave) {
+    *leave = !strcmp(line, "/exit") || !strcmp(line, "/quit");
+    if (*leave) return true;
+    if (!strcmp(line, "/help")) {
+        fputs(help, stderr);
+        return true;
+    }
+    if (strcmp(line, "/clear")) return false;
+    forget(c, o->system ? 1 : 0);
+    if (!o->quiet) fputs("The conversation is forgotten.\n", stderr);
+    return true;
+}
+
+/* After a turn: a conversation that no longer fits is said, and the user may go on or leave. */
+static sheaf_status look_at_room(const generator *g, sheaf_status s) {
+    if (s == SHEAF_E_RANGE) {
+        say_error("chat", s);
+        return SHEAF_OK;
+    }
+    if (!s && g->full)
+        sheaf_log(SHEAF_LOG_WARN, "the context of %d tokens is full; /clear forgets the conversation",
+                  sheaf_n_ctx(g->s->context));
+    return s;
+}
+
 static sheaf_status converse(generator *g, conversation *c, bool terminal) {
+    const options *o = g->o;
     sheaf_status s = SHEAF_OK;
     char *line;
-    if (terminal)
-        fprintf(stderr, "%s. Ctrl-C stops the reply, Ctrl-D or /exit ends.\n", sheaf_model_hparams(g->s->model)->type);
-    while (!s && !terminated && (line = next_line(terminal))) {
-        if (!strcmp(line, "/exit") || !strcmp(line, "/quit")) {
-            free(line);
-            break;
+    bool shown = !o->quiet && (terminal || session_ranks(g->s) > 1), leave = false;
+    if (shown)
+        fprintf(stderr, "%s. Ctrl-C stops the reply, /clear forgets the conversation, /help, Ctrl-D or /exit ends.\n",
+                sheaf_model_hparams(g->s->model)->type);
+    while (!s && !leave && !terminated && (line = next_line(terminal, shown))) {
+        if (*line && !obey(c, o, line, &leave)) {
+            s = look_at_room(g, turn(g, c, line));
+            leave = o->single_turn;
         }
-        if (*line) s = turn(g, c, line);
         free(line);
-        if (s == SHEAF_E_RANGE) { /* the context is full: say so and let the user go on or leave */
-            fprintf(stderr, "sheaf: %s\n", sheaf_error());
-            s = SHEAF_OK;
-        }
         interrupted = 0;
     }
     return s;
@@ -125,8 +168,10 @@ sheaf_status chat(session *s, const options *o) {
     }
     if (!status && o->system) status = say(&c, "system", o->system, strlen(o->system));
     g.print = true;
+    chatting = 1;
     if (!status && o->prompt) status = first_turn(&g, &c, o);
-    if (!status) status = converse(&g, &c, terminal);
+    if (!status && !(o->prompt && o->single_turn)) status = converse(&g, &c, terminal);
+    chatting = 0;
     if (!status && !o->quiet && g.stop) report(&g, stderr);
     forget(&c, 0);
     sheaf_free(c.m);

@@ -1,21 +1,34 @@
 /* `sheaf devices`: what was found on this machine, and what would be chosen with the options given. */
+#include <string.h>
+
 #include "launch/json.h"
 
 enum { MAX_FOUND = 64 };
 
+/* The node of a found device; -1: it spans several. A machine of one node has no rows for its nodes. */
+static int node_of(const sheaf_found_device *found, int n, int i) {
+    int cpus = 0;
+    for (int k = 0; k < n; k++) cpus += !strcmp(found[k].kind, "cpu");
+    return found[i].numa < 0 && cpus == 1 ? 0 : found[i].numa;
+}
+
 static void print_text(const sheaf_found_device *found, int n, const session *s) {
     puts("found:");
     for (int i = 0; i < n; i++) {
-        printf("  %-8s %-4s %d cores, NUMA node %d, %.1f of %.1f GiB free, %s\n", found[i].name, found[i].kind,
-               found[i].cores, found[i].numa, (double)found[i].memory_free / (1 << 30),
-               (double)found[i].memory_total / (1 << 30), found[i].description);
+        char node[32] = "all NUMA nodes";
+        if (node_of(found, n, i) >= 0) snprintf(node, sizeof node, "NUMA node %d", node_of(found, n, i));
+        printf("  %-8s %-4s %d cores, %s, %.1f of %.1f GiB free, %s\n", found[i].name, found[i].kind, found[i].cores,
+               node, (double)found[i].memory_free / (1 << 30), (double)found[i].memory_total / (1 << 30),
+               found[i].description);
         for (int k = 0; k < found[i].n_notes; k++) printf("           %s\n", found[i].notes[k]);
     }
-    printf("chosen (%s):\n", s->list);
-    for (int i = 0; i < s->n_devices; i++)
-        printf("  %-8s %d thread%s, %s\n", s->devices[i]->name, s->devices[i]->n_threads,
-               s->devices[i]->n_threads == 1 ? "" : "s", s->devices[i]->description);
-    if (s->n_devices > 1) puts("links: all devices share this host's memory");
+    printf("chosen (%s):\n", s->where);
+    for (int i = 0; i < s->n_all; i++)
+        printf("  %-8s %d thread%s, %s\n", s->all[i].name, s->all[i].n_threads, s->all[i].n_threads == 1 ? "" : "s",
+               s->all[i].description);
+    if (s->n_devices > 1)
+        puts(session_ranks(s) > 1 ? "links: the devices of a rank share their host's memory"
+                                  : "links: all devices share this host's memory");
 }
 
 static sheaf_status print_json(const sheaf_found_device *found, int n, const session *s) {
@@ -26,7 +39,10 @@ static sheaf_status print_json(const sheaf_found_device *found, int n, const ses
         j_string(&d, row, "name", found[i].name);
         j_string(&d, row, "kind", found[i].kind);
         j_integer(&d, row, "cores", found[i].cores);
-        j_integer(&d, row, "numa", found[i].numa);
+        if (node_of(found, n, i) >= 0)
+            j_integer(&d, row, "numa", node_of(found, n, i));
+        else
+            j_null(&d, row, "numa");
         j_integer(&d, row, "memory_total", (int64_t)found[i].memory_total);
         j_integer(&d, row, "memory_free", (int64_t)found[i].memory_free);
         j_string(&d, row, "description", found[i].description);
@@ -34,19 +50,19 @@ static sheaf_status print_json(const sheaf_found_device *found, int n, const ses
         for (int k = 0; k < found[i].n_notes; k++) j_string(&d, notes, NULL, found[i].notes[k]);
     }
     cJSON *chosen = j_array(&d, d.root, "chosen");
-    for (int i = 0; i < s->n_devices; i++) {
+    for (int i = 0; i < s->n_all; i++) {
         cJSON *row = j_object(&d, chosen, NULL);
-        j_string(&d, row, "name", s->devices[i]->name);
-        j_string(&d, row, "description", s->devices[i]->description);
-        j_integer(&d, row, "threads", s->devices[i]->n_threads);
-        j_integer(&d, row, "numa", s->devices[i]->numa);
+        j_string(&d, row, "name", s->all[i].name);
+        j_string(&d, row, "description", s->all[i].description);
+        j_integer(&d, row, "threads", s->all[i].n_threads);
+        j_integer(&d, row, "numa", s->all[i].numa);
     }
     cJSON *links = j_array(&d, d.root, "links");
     for (int i = 0; i < s->n_devices; i++)
         for (int k = i + 1; k < s->n_devices; k++) {
             cJSON *row = j_object(&d, links, NULL);
-            j_string(&d, row, "a", s->devices[i]->name);
-            j_string(&d, row, "b", s->devices[k]->name);
+            j_string(&d, row, "a", s->all[s->first + i].name);
+            j_string(&d, row, "b", s->all[s->first + k].name);
             j_string(&d, row, "kind", "host memory");
         }
     return j_print(&d, false);

@@ -112,15 +112,20 @@ static sheaf_status run_tokens(generator *g, const int32_t *ids, size_t n) {
     return SHEAF_OK;
 }
 
+/* A prompt that is empty, or leaves no room for a reply. */
+static sheaf_status check_prompt(const generator *g, const sheaf_ids *prompt) {
+    int32_t n_ctx = sheaf_n_ctx(g->s->context);
+    if (!prompt->n) return sheaf_fail(SHEAF_E_RANGE, "prompt: it is empty");
+    if (prompt->n < (size_t)n_ctx) return SHEAF_OK;
+    sheaf_status s = sheaf_fail(SHEAF_E_RANGE, "prompt: %zu tokens do not fit the context of %d", prompt->n, n_ctx);
+    return sheaf_error_hint(s, "%s-c N gives a longer context (the model was trained for %d)",
+                            g->o->interactive ? "/clear forgets the conversation; " : "",
+                            sheaf_model_hparams(g->s->model)->n_ctx_train);
+}
+
 /* Keeps of the cache what the new prompt begins with, runs the rest (at least its last token, for its logits). */
 static sheaf_status run_prompt(generator *g, const sheaf_ids *prompt) {
     size_t same = 0;
-    int32_t n_ctx = sheaf_n_ctx(g->s->context);
-    if (prompt->n >= (size_t)n_ctx) {
-        sheaf_status s = sheaf_fail(SHEAF_E_RANGE, "prompt: %zu tokens do not fit the context of %d", prompt->n, n_ctx);
-        return sheaf_error_hint(s, "-c N gives a longer context (the model was trained for %d)",
-                                sheaf_model_hparams(g->s->model)->n_ctx_train);
-    }
     while (same < g->cached.n && same + 1 < prompt->n && g->cached.v[same] == prompt->v[same]) same++;
     sheaf_status s = sheaf_kv_remove(g->s->context, 0, (int32_t)same, -1);
     if (s) return s;
@@ -155,7 +160,7 @@ static sheaf_status take(generator *g, int32_t id, bool *done) {
     if (hit)
         g->stop = "stop";
     else if (full || enough)
-        g->stop = "length";
+        g->stop = "length", g->full = !enough;
     else if (interrupted || terminated)
         g->stop = "interrupt";
     *done = g->stop != NULL;
@@ -208,16 +213,19 @@ static sheaf_status make_room(generator *g, const sheaf_ids *prompt) {
 }
 
 sheaf_status generate(generator *g, const sheaf_ids *prompt) {
+    sheaf_status refused = check_prompt(g, prompt); /* the counters of the last reply stay */
+    if (refused) return refused;
     g->text_n = g->reply.n = 0;
     g->stop = NULL;
+    g->full = false;
     g->steady_calls = g->steady_tokens = 0;
     g->steady_ms = g->steady_device_ms = g->reply_ms = 0;
     g->stream = (sheaf_stream){{0}, 0};
     sheaf_stops_reset(g->stops);
     sheaf_sampler_reset(g->sampler);
-    if (!prompt->n) return sheaf_fail(SHEAF_E_RANGE, "prompt: it is empty");
     sheaf_status s = keep_text(g, "", 0);
     if (!s) s = run_prompt(g, prompt);
+    if (s == SHEAF_E_CANCELLED) g->stop = "interrupt";
     if (!s) s = make_room(g, prompt);
     if (!s) s = run_reply(g);
     if (!s) s = end_text(g);

@@ -17,7 +17,8 @@ typedef struct generator {
     char *text;       /* the reply so far, whole characters */
     size_t text_n, text_cap;
     sheaf_ids reply;  /* ids drawn */
-    const char *stop; /* "eos", "length", "stop", "interrupt" */
+    const char *stop; /* "eos", "length", "stop", "interrupt"; NULL: nothing has run yet */
+    bool full;        /* "length", because the context is full */
     uint64_t logits_hash;
     /* times, of the last prompt and reply */
     int prompt_n, prompt_run; /* tokens of the prompt; those that were not cached already */

@@ -53,8 +53,8 @@ typedef struct options {
     const char *type_k, *type_v;
     on_off_auto flash_attention;
     /* prompt and reply */
-    const char *prompt, *file, *system;
-    bool interactive, raw, escape, no_conversation, parse_special;
+    const char *prompt, *file, *system, *system_file;
+    bool interactive, single_turn, raw, escape, no_conversation, parse_special;
     int n_predict;
     const char *stop[MAX_STOPS];
     int n_stop;
@@ -107,12 +107,23 @@ sheaf_status parse_int_list(const char *text, const char *what, int lo, int *out
 
 /* --- session: what most commands open ------------------------------------------------------------------ */
 
+/* A device of the world: of this process, or of another rank. */
+typedef struct world_device {
+    char name[48]; /* "cpu.0"; of several ranks "rank1.cpu.0" */
+    int n_threads, numa;
+    char description[96];
+} world_device;
+
 typedef struct session {
     sheaf_world *world;
     sheaf_registry *registry;
     sheaf_device *devices[SHEAF_MAX_DEVICES];
     int n_devices;    /* of this process */
     const char *list; /* as the user wrote it, or the default */
+    /* The devices of all ranks, in rank order; alone: this process's. */
+    world_device all[SHEAF_MAX_DEVICES];
+    int n_all, first; /* this process's first among them */
+    char where[256];  /* all lists, for printing: "cpu/2", "cpu,cpu on 2 ranks" */
     sheaf_model *model;
     sheaf_context *context;
     double load_ms;
@@ -127,7 +138,15 @@ void session_close(session *s);
 bool session_leads(const session *s); /* rank 0, or alone */
 /* What the other ranks do: obey rank 0 until it ends, or a signal comes; a failure here is told to all. */
 sheaf_status session_follow(session *s);
-/* Names of the world's devices this process drives, for printing: devices[i]->name. */
+int session_ranks(const session *s);
+/* Threads that read weights on this host. */
+int session_threads(const session *s);
+/* Every rank's n bytes, in rank order: *all is malloc'd. Collective over ranks. */
+sheaf_status session_gather(const session *s, const void *mine, size_t n, void **all);
+/* Fills `all`, `n_all`, `first` and `where`. Collective over ranks. */
+sheaf_status session_list_devices(session *s);
+/* -v: what was chosen, and why. */
+void session_tell(const session *s, const options *o);
 
 /* --- commands ------------------------------------------------------------------------------------------- */
 
@@ -153,12 +172,20 @@ sheaf_status errno_status(int code); /* SHEAF_E_NO_MEMORY, _NO_SPACE or _IO */
 /* The status of a failed write to standard output, by errno: a full disk is a resource that is missing. */
 sheaf_status stdout_failed(void);
 double now_ms(void);
+/* The one line (and hint) of a failure, from this thread's error text, in one write: lines of several ranks do not mix.
+ * `command`: what was being done, where the text does not say it; may be NULL. */
+void say_error(const char *command, sheaf_status status);
 /* Read bandwidth in GB/s over a buffer of `bytes` with `threads` threads, best of several patterns; ~60 ms. */
 sheaf_status machine_read_gbs(size_t bytes, int threads, double *gbs);
+/* The same, measured again where `seen` was faster: the machine was busy, and the largest counts. */
+sheaf_status machine_limit(size_t bytes, int threads, double seen, double *limit);
+/* "64.3 %", or words where the limit is still below what was seen. */
+const char *share_text(double seen, double limit, char out[64]);
 /* malloc-family calls of this process so far; -1 under sanitizers. */
 int64_t heap_calls(void);
 
 extern volatile sig_atomic_t interrupted; /* SIGINT came (run: stop; chat: end the reply) */
+extern volatile sig_atomic_t chatting;    /* Ctrl-C is for the reply: it ends the program only if that hangs */
 extern volatile sig_atomic_t at_prompt;   /* the chat waits for a line: Ctrl-C, however often, only clears it */
 void prompt_begins(
     void); /* around the wait for a line: SIGTERM then ends the program at once, the terminal as it was */

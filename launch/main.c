@@ -1,22 +1,32 @@
 /* The entry: picks a command, prints the one error line, turns a status into an exit code. */
 #include <errno.h>
 #include <fcntl.h>
+#include <langinfo.h>
+#include <locale.h>
 #include <stdlib.h>
 #include <string.h>
 #include <termios.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "launch/launch.h"
 #include "tensor/settings.h"
 
-volatile sig_atomic_t interrupted, terminated, at_prompt;
+volatile sig_atomic_t interrupted, terminated, at_prompt, chatting;
 static struct termios cooked; /* the terminal as it was before a line is edited */
 static volatile sig_atomic_t cooked_known;
 
+enum { PATIENCE_S = 2 };
+
+/* A second Ctrl-C, when the first was not seen yet, must not be ignored: it ends a run at once. In a chat it would
+ * end the conversation with it, so there the reply is given some time to stop. */
 static void on_interrupt(int sig) {
+    static struct timespec first;
+    struct timespec now = {0};
     (void)sig;
-    /* a second Ctrl-C, when the first was not seen yet, must not be ignored */
-    if (interrupted && !at_prompt) _exit(130);
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    if (interrupted && !at_prompt && (!chatting || now.tv_sec - first.tv_sec > PATIENCE_S)) _exit(130);
+    if (!interrupted) first = now;
     interrupted = 1;
 }
 /* At the prompt there is nothing to put away, and a flag set just before the read begins would wait for a line that
@@ -66,6 +76,18 @@ static void hold_streams(void) {
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)!open("/dev/null", fd ? O_RDONLY : O_WRONLY);
 }
 
+/* Text is UTF-8 here whatever the locale says; the line editor asks the locale. Only the character set: numbers are
+ * written and read as in C. */
+static void speak_utf8(void) {
+    if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8")) (void)setlocale(LC_CTYPE, "C.UTF-8");
+}
+
+/* What needs no other process: of several ranks the first does it, and the others have nothing to add. */
+static bool is_alone(const options *o) {
+    return o->help || o->help_env || o->version || o->print_table || o->bench_kind ||
+           !(o->bit & (CMD_MODEL | CMD_DEVICES));
+}
+
 static sheaf_status dispatch(const options *o) {
     switch (o->bit) {
     case CMD_RUN: return cmd_run(o);
@@ -94,6 +116,8 @@ static sheaf_status run(int argc, char **argv, const char **command) {
     s = options_parse(argc, argv, &o);
     *command = o.command;
     if (s) return s;
+    bool first_rank = sheaf_settings_launcher_rank() == 0;
+    if (!first_rank && is_alone(&o)) return SHEAF_OK;
     if (o.version) {
         printf("sheaf %s\n", SHEAF_VERSION);
         return SHEAF_OK;
@@ -110,33 +134,18 @@ static sheaf_status run(int argc, char **argv, const char **command) {
                             : o.verbose     ? SHEAF_LOG_INFO
                                             : SHEAF_LOG_WARN;
     sheaf_log_set(NULL, NULL, level);
-    if (!o.quiet) options_notes(&o, stderr);
+    if (!o.quiet && first_rank) options_notes(&o, stderr);
     return dispatch(&o);
-}
-
-/* "sheaf: what was being done: what it was done to: what is wrong", whatever part of that `text` has: the command
- * is what was being done. Names out of files may hold anything; a control character is shown as '?'. */
-static void print_error(const char *command, sheaf_status status, const char *text, const char *hint) {
-    int colons = 0;
-    for (const char *p = text; (p = strstr(p, ": ")); p++) colons++;
-    fprintf(stderr, "sheaf: ");
-    if (colons < 2) fprintf(stderr, "%s: ", command ? command : "starting");
-    for (const char *p = text; *p; p++) fputc((unsigned char)*p < ' ' || *p == 0x7f ? '?' : *p, stderr);
-    /* a text that only says for what there was no memory, or no room, still has to say what is wrong */
-    if (colons < 1) fprintf(stderr, ": %s", sheaf_status_text(status));
-    fputc('\n', stderr);
-    if (*hint) fprintf(stderr, "hint: %s\n", hint);
 }
 
 int main(int argc, char **argv) {
     const char *command = NULL;
     hold_streams();
+    speak_utf8();
     install_signals();
     sheaf_status s = run(argc, argv, &command);
     /* other rooms print too, and know only that it failed */
     if ((!s && fflush(stdout)) || ((!s || s == SHEAF_E_IO) && ferror(stdout))) s = stdout_failed();
-    if (s && !(s == SHEAF_E_CANCELLED && (interrupted || terminated))) {
-        print_error(command, s, *sheaf_error() ? sheaf_error() : sheaf_status_text(s), sheaf_error_hint_text());
-    }
+    if (s && !(s == SHEAF_E_CANCELLED && (interrupted || terminated))) say_error(command, s);
     return exit_code(s);
 }

@@ -1,13 +1,13 @@
 /* Words to options, by one table. A row says which commands take it, what kind of value follows, and what
- * --help prints; llama.cpp's flags that mean nothing here are rows too: accepted with one note, or refused
- * with a hint that names ours. */
+ * --help prints. A word that is no row here may be one of llama.cpp's that do nothing in sheaf: options_theirs.c
+ * has those. */
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "launch/launch.h"
+#include "launch/options_theirs.h"
 #include "models/quantize.h"
 #include "tensor/settings.h"
 
@@ -24,9 +24,6 @@ typedef enum option_kind {
     K_STOP,        /* appends to stop[] */
     K_TENSOR_TYPE, /* appends to tensor_type[] */
     K_SHARES,
-    K_NOTE,       /* accepted, does nothing, says so once */
-    K_NOTE_VALUE, /* the same, and a value follows */
-    K_REFUSE,     /* exit 2 with the help text as hint */
 } option_kind;
 
 typedef struct option_row {
@@ -38,23 +35,27 @@ typedef struct option_row {
     const char *value, *help;
 } option_row;
 
-#define AT(field) offsetof(options, field)
-#define GEN       (CMD_RUN)
+#define AT(field)           offsetof(options, field)
+#define CACHE_TYPES_BUT_F16 "f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0"
+#define GEN                 (CMD_RUN)
 
 static const option_row rows[] = {
     /* model and devices */
     {"-m --model", K_STR, CMD_MODEL | CMD_TOKENIZE, AT(model), 0, 0, "FILE",
      "the GGUF file (any shard of a split set)"},
-    {"--devices -dev --device", K_DEVICES, CMD_MODEL | CMD_DEVICES, 0, 0, 0, "LIST",
-     "KIND[:INDEX|:FIRST-LAST][/PARTS], comma separated: cpu, cpu/2, cpu:1 (bench: may be repeated)"},
+    {"--devices -dev --device", K_DEVICES, (CMD_MODEL | CMD_DEVICES) & ~CMD_BENCH, 0, 0, 0, "LIST",
+     "KIND[:INDEX|:FIRST-LAST][/PARTS], comma separated: cpu, cpu/2, cpu:1"},
+    {"--devices -dev --device", K_DEVICES, CMD_BENCH, 0, 0, 0, "LIST",
+     "KIND[:INDEX|:FIRST-LAST][/PARTS], comma separated: cpu, cpu/2, cpu:1; may be repeated, rows for each"},
     {"-sm --split-mode", K_STR, CMD_MODEL, AT(split_mode), 0, 0, "MODE",
-     "over several devices: tensor (default), layer, none"},
+     "over several devices: tensor (default), or none (the first one alone); layer: not yet"},
     {"-ts --tensor-split", K_SHARES, CMD_MODEL, 0, 0, 0, "A,B,...", "shares of the devices; default: equal"},
     {"--split-table", K_STR, CMD_MODEL, AT(split_table), 0, 0, "FILE",
      "use this split table instead of the built-in one"},
-    {"-t --threads", K_STR, CMD_MODEL | CMD_DEVICES | CMD_QUANTIZE, AT(threads_list), 0, 0, "N",
-     "threads over all CPU devices of this process; default: the physical cores that mask and quota allow (bench: a "
-     "list)"},
+    {"-t --threads", K_STR, (CMD_MODEL | CMD_DEVICES | CMD_QUANTIZE) & ~CMD_BENCH, AT(threads_list), 0, 0, "N",
+     "threads over all CPU devices of this process; default: the physical cores that mask and quota allow"},
+    {"-t --threads", K_STR, CMD_BENCH, AT(threads_list), 0, 0, "N,...",
+     "threads over all CPU devices of this process, rows for each; default: the physical cores"},
     {"--cpu-level", K_STR, CMD_MODEL | CMD_DEVICES, AT(cpu_level), 0, 0, "LEVEL",
      "force a kernel level: portable, avx2, avx512"},
     {"--no-mmap", K_FLAG, CMD_MODEL, AT(no_mmap), 0, 0, NULL, "read the weights instead of mapping the file"},
@@ -66,19 +67,24 @@ static const option_row rows[] = {
     {"-c --ctx-size", K_INT, CMD_MODEL, AT(n_ctx), 0, INT_MAX, "N", "tokens of context; 0: the model's"},
     {"-b --batch-size", K_INT, CMD_MODEL, AT(n_batch), 1, 1 << 20, "N", "tokens handed over at once (2048)"},
     {"-ub --ubatch-size", K_INT, CMD_MODEL, AT(n_ubatch), 1, 1 << 16, "N", "tokens that run at once (512)"},
-    {"-ctk --cache-type-k", K_STR, CMD_MODEL, AT(type_k), 0, 0, "TYPE", "type of the K cache: f16 (default), f32"},
-    {"-ctv --cache-type-v", K_STR, CMD_MODEL, AT(type_v), 0, 0, "TYPE", "type of the V cache: f16 (default), f32"},
+    {"-ctk --cache-type-k", K_STR, CMD_MODEL, AT(type_k), 0, 0, "TYPE",
+     "type of the K cache: f16 (default), " CACHE_TYPES_BUT_F16},
+    {"-ctv --cache-type-v", K_STR, CMD_MODEL, AT(type_v), 0, 0, "TYPE",
+     "type of the V cache: f16 (default), " CACHE_TYPES_BUT_F16},
     {"-fa --flash-attn", K_TOGGLE, CMD_MODEL, AT(flash_attention), 0, 0, "on|off|auto",
      "accepted: attention is always the online-softmax kernel"},
     /* prompt and reply */
-    {"-p --prompt", K_STR, GEN | CMD_TOKENIZE, AT(prompt), 0, 0, "TEXT",
+    {"-p --prompt", K_STR, GEN, AT(prompt), 0, 0, "TEXT",
      "the prompt; with a chat template in the file it is one user message"},
+    {"-p --prompt", K_STR, CMD_TOKENIZE, AT(prompt), 0, 0, "TEXT", "the text, as it is (no chat template)"},
     {"-f --file", K_STR, GEN | CMD_TOKENIZE | CMD_PERPLEXITY, AT(file), 0, 0, "FILE",
      "read the text from a file (\"-\": stdin)"},
-    {"-i --interactive -cnv --conversation", K_FLAG, GEN, AT(interactive), 0, 0, NULL,
-     "chat: line editing, Ctrl-C stops the reply, Ctrl-D ends"},
+    {"-i --interactive -if --interactive-first -cnv --conversation", K_FLAG, GEN, AT(interactive), 0, 0, NULL,
+     "chat: line editing; Ctrl-C stops the reply, /clear forgets the conversation, /help, Ctrl-D or /exit ends"},
+    {"-st --single-turn", K_FLAG, GEN, AT(single_turn), 0, 0, NULL, "with -i: one message, one reply, the end"},
     {"-no-cnv --no-conversation", K_FLAG, GEN, AT(no_conversation), 0, 0, NULL, "no chat, no template: as --raw"},
     {"-sys --system-prompt", K_STR, GEN, AT(system), 0, 0, "TEXT", "system message of the chat"},
+    {"-sysf --system-prompt-file", K_STR, GEN, AT(system_file), 0, 0, "FILE", "read the system message from a file"},
     {"--raw", K_FLAG, GEN, AT(raw), 0, 0, NULL, "the prompt as it is, no template"},
     {"-e --escape", K_FLAG, GEN | CMD_TOKENIZE, AT(escape), 0, 0, NULL,
      "\\n, \\t, \\\" and \\\\ in the prompt are escapes"},
@@ -87,11 +93,12 @@ static const option_row rows[] = {
      "tokens to generate; -1 (default): until the end"},
     {"--stop -r --reverse-prompt", K_STOP, GEN, 0, 0, 0, "TEXT", "end the reply before this text (may be repeated)"},
     {"--ignore-eos", K_FLAG, GEN, AT(ignore_eos), 0, 0, NULL, "end tokens are never drawn"},
-    {"--temp", K_FLOAT, GEN, AT(sampler.temp), 0, 100, "T", "temperature (0.8); 0: greedy"},
+    {"--temp --temperature", K_FLOAT, GEN, AT(sampler.temp), 0, 100, "T", "temperature (0.8); 0: greedy"},
     {"--top-k", K_INT, GEN, AT(sampler.top_k), 0, INT_MAX, "K", "keep the K best (40); 0: off"},
     {"--top-p", K_FLOAT, GEN, AT(sampler.top_p), 0, 1, "P", "keep the best that sum to P (0.95); 1: off"},
     {"--min-p", K_FLOAT, GEN, AT(sampler.min_p), 0, 1, "P", "keep what is at least P times the best (0.05); 0: off"},
-    {"--typical", K_FLOAT, GEN, AT(sampler.typical), 0, 1, "P", "locally typical sampling; 1 (default): off"},
+    {"--typical --typical-p", K_FLOAT, GEN, AT(sampler.typical), 0, 1, "P",
+     "locally typical sampling; 1 (default): off"},
     {"--repeat-penalty", K_FLOAT, GEN, AT(sampler.repeat_penalty), 0, 100, "X",
      "divide the logits of recent tokens; 1 (default): off"},
     {"--repeat-last-n", K_INT, GEN, AT(sampler.repeat_last_n), -1, INT_MAX, "N",
@@ -104,8 +111,8 @@ static const option_row rows[] = {
     {"--dump-tensors", K_STR, GEN, AT(dump_tensors), 0, 0, "REGEX",
      "print every node whose name matches, while it is computed"},
     /* split and graph */
-    {"--memory", K_FLAG, CMD_SPLIT | CMD_GRAPH, AT(memory), 0, 0, NULL,
-     "weights, KV, compute and staging bytes of each device"},
+    {"--memory", K_FLAG, CMD_SPLIT, AT(memory), 0, 0, NULL,
+     "devices only: weights, KV, compute and staging bytes of each, and what they come to"},
     {"--print-table", K_FLAG, CMD_SPLIT, AT(print_table), 0, 0, NULL, "print the split table in use"},
     {"--arch", K_STR, CMD_SPLIT, AT(arch), 0, 0, "NAME", "with --print-table or --tensors: of this architecture"},
     {"--summary", K_FLAG, CMD_SPLIT, AT(summary), 0, 0, NULL, "devices only, not every tensor"},
@@ -130,7 +137,7 @@ static const option_row rows[] = {
      "run on these devices too and compare the logits"},
     {"--max-kl", K_DOUBLE, CMD_PERPLEXITY, AT(max_kl), 0, 1e9, "X",
      "with --against: exit 1 if the mean divergence is larger"},
-    {"--kl-divergence-base", K_STR, CMD_PERPLEXITY, AT(kl_base), 0, 0, "FILE",
+    {"--kl-divergence-base --save-all-logits", K_STR, CMD_PERPLEXITY, AT(kl_base), 0, 0, "FILE",
      "logits file, llama-perplexity's form: written, or read with --kl-divergence"},
     {"--kl-divergence", K_FLAG, CMD_PERPLEXITY, AT(kl_divergence), 0, 0, NULL, "compare with the logits file"},
     /* tokenize, inspect */
@@ -155,39 +162,10 @@ static const option_row rows[] = {
     {"--json", K_FLAG, CMD_ALL, AT(json), 0, 0, NULL, "one JSON document on stdout"},
     {"--jsonl", K_FLAG, CMD_RUN | CMD_BENCH, AT(jsonl), 0, 0, NULL, "one JSON object a line"},
     {"-q --quiet", K_FLAG, CMD_ALL, AT(quiet), 0, 0, NULL, "only errors on stderr"},
-    {"-v --verbose", K_COUNT, CMD_ALL, AT(verbose), 0, 0, NULL, "say more; -vv: still more"},
+    {"-v --verbose --log-verbose", K_COUNT, CMD_ALL, AT(verbose), 0, 0, NULL,
+     "say what was chosen and why; -vv: what happens inside, too"},
     {"-h --help", K_FLAG, CMD_ALL, AT(help), 0, 0, NULL, "this text"},
-    /* llama.cpp's that change nothing here */
-    {"-ngl --gpu-layers --n-gpu-layers", K_NOTE_VALUE, CMD_MODEL, 0, 0, 0, NULL,
-     "there is no GPU among the devices: all layers run on the CPU devices"},
-    {"--no-warmup --warmup", K_NOTE, CMD_MODEL, 0, 0, 0, NULL, "there is no warm-up run to skip"},
-    {"--jinja", K_NOTE, GEN, 0, 0, 0, NULL, "the model's own template is always rendered"},
-    {"-mg --main-gpu", K_NOTE_VALUE, CMD_MODEL, 0, 0, 0, NULL, "there is no GPU among the devices"},
-    {"-tb --threads-batch", K_NOTE_VALUE, CMD_MODEL, 0, 0, 0, NULL, "prompt and reply run on the same threads (-t)"},
-    {"--mlock", K_NOTE, CMD_MODEL, 0, 0, 0, NULL, "pages are not locked"},
-    {"--numa", K_NOTE_VALUE, CMD_MODEL, 0, 0, 0, NULL, "devices are bound to their nodes already; cpu:N names one"},
-    {"--perf --no-perf --simple-io --no-display-prompt --color", K_NOTE, CMD_MODEL, 0, 0, 0, NULL,
-     "nothing to do here"},
-    /* llama.cpp's that we refuse */
-    {"-hf --hf-repo -hff --hf-file -mu --model-url", K_REFUSE, CMD_ALL, 0, 0, 0, NULL,
-     "nothing is downloaded: fetch the file and give it with -m FILE"},
-    {"--list-devices", K_REFUSE, CMD_ALL, 0, 0, 0, NULL, "use: sheaf devices"},
-    {"--prompt-cache", K_REFUSE, CMD_MODEL, 0, 0, 0, NULL, "saved prompts are not supported; a prompt is run again"},
-    {"--grammar --grammar-file -j --json-schema", K_REFUSE, CMD_MODEL, 0, 0, 0, NULL,
-     "grammars are not supported yet; --stop TEXT ends a reply"},
-    {"--lora --control-vector -md --model-draft", K_REFUSE, CMD_MODEL, 0, 0, 0, NULL,
-     "adapters and draft models are not supported yet"},
-    {"-ot --override-tensor -cmoe --cpu-moe", K_REFUSE, CMD_MODEL, 0, 0, 0, NULL,
-     "placement overrides are not supported yet; --split-table FILE changes how tensors are cut"},
-    {"--max-buffer-size", K_NOTE_VALUE, CMD_QUANTIZE, 0, 0, 0, NULL, "memory is a few MiB a thread whatever the file"},
-    {"--keep-split", K_REFUSE, CMD_QUANTIZE, 0, 0, 0, NULL, "one file is written, from one or from all shards"},
-    {"--prune-layers", K_REFUSE, CMD_QUANTIZE, 0, 0, 0, NULL, "every layer is kept"},
-    {"--override-kv", K_REFUSE, CMD_QUANTIZE, 0, 0, 0, NULL, "metadata is copied as it is"},
-    {"--include-weights --exclude-weights", K_REFUSE, CMD_QUANTIZE, 0, 0, 0, NULL,
-     "every entry of the importance matrix is used"},
-    {"--tensor-type-file", K_REFUSE, CMD_QUANTIZE, 0, 0, 0, NULL, "repeat --tensor-type REGEX=TYPE"},
-    {"--trace", K_REFUSE, GEN, 0, 0, 0, NULL,
-     "timelines are not supported yet; sheaf bench shows compute, wait and reduce time"},
+    {"--version", K_FLAG, CMD_ALL, AT(version), 0, 0, NULL, "the version"},
 };
 enum { N_ROWS = sizeof rows / sizeof *rows };
 
@@ -212,19 +190,17 @@ const char *options_commands(void) {
     return "run, devices, split, graph, bench, perplexity, tokenize, inspect, quantize";
 }
 
-/* Does `word` stand in the space-separated `names`? */
-static bool named(const char *names, const char *word) {
-    size_t n = strlen(word);
-    for (const char *p = names; p; p = strchr(p, ' ')) {
-        p += *p == ' ';
-        if (!strncmp(p, word, n) && (p[n] == ' ' || !p[n])) return true;
-    }
-    return false;
-}
+/* Promised, and not there yet: what does it instead. */
+static const struct {
+    const char *name, *hint;
+} not_yet[] = {
+    {"serve", "there is no server yet; sheaf run -m FILE -i chats on this terminal"},
+    {"plan", "nothing is planned for you yet; sheaf split and sheaf graph show what --devices and -ts come to"},
+};
 
 static const option_row *find_row(const char *word, command_bit bit) {
     for (int i = 0; i < N_ROWS; i++)
-        if ((rows[i].commands & bit) && named(rows[i].names, word)) return &rows[i];
+        if ((rows[i].commands & bit) && word_named(rows[i].names, word)) return &rows[i];
     return NULL;
 }
 
@@ -238,10 +214,12 @@ static sheaf_status parse_number(const option_row *r, const char *word, const ch
     double x = strtod(value, &end);
     if (end == value || *end || errno || !isfinite(x)) return bad_value(word, value, "not a number");
     if (r->kind == K_INT && x != floor(x)) return bad_value(word, value, "not a whole number");
-    if (x < r->lo || x > r->hi)
-        return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s %s: outside %g to %g", word, value, r->lo, r->hi);
     *out = x;
-    return SHEAF_OK;
+    if (x >= r->lo && x <= r->hi) return SHEAF_OK;
+    if (r->hi >= INT_MAX)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s %s: %.0f is the least, %.0f the most", word, value, r->lo,
+                          r->hi);
+    return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s %s: outside %g to %.10g", word, value, r->lo, r->hi);
 }
 
 static sheaf_status parse_shares(options *o, const char *word, const char *value) {
@@ -274,15 +252,31 @@ static sheaf_status parse_seed(options *o, const char *word, const char *value) 
 }
 
 static sheaf_status parse_toggle(on_off_auto *out, const char *word, const char *value) {
-    if (!strcmp(value, "on") || !strcmp(value, "1"))
-        *out = OPT_ON;
-    else if (!strcmp(value, "off") || !strcmp(value, "0"))
-        *out = OPT_OFF;
-    else if (!strcmp(value, "auto"))
-        *out = OPT_AUTO;
-    else
-        return bad_value(word, value, "on, off or auto");
-    return SHEAF_OK;
+    static const struct {
+        const char *name;
+        on_off_auto value;
+    } ways[] = {{"on", OPT_ON}, {"1", OPT_ON}, {"off", OPT_OFF}, {"0", OPT_OFF}, {"auto", OPT_AUTO}};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        if (strcmp(value, ways[i].name)) continue;
+        *out = ways[i].value;
+        return SHEAF_OK;
+    }
+    return bad_value(word, value, "on, off or auto");
+}
+
+/* bench takes "0,1" where llama-bench does: every value must be one that parse_toggle takes. */
+static sheaf_status parse_toggles(on_off_auto *out, const char *word, const char *value) {
+    char one[8];
+    for (const char *p = value;; p++) {
+        size_t n = strcspn(p, ",");
+        if (n >= sizeof one) return bad_value(word, value, "a list of on, off or auto");
+        memcpy(one, p, n);
+        one[n] = 0;
+        sheaf_status s = parse_toggle(out, word, one);
+        if (s) return s;
+        p += n;
+        if (!*p) return SHEAF_OK;
+    }
 }
 
 /* Kept until it is known whether -q is among the words. */
@@ -294,7 +288,13 @@ static void note(options *o, const char *word, const char *why) {
     o->note[o->n_notes++][1] = why;
 }
 
-static bool takes_value(option_kind k) { return k != K_FLAG && k != K_COUNT && k != K_NOTE && k != K_REFUSE; }
+static bool takes_value(option_kind k) { return k != K_FLAG && k != K_COUNT; }
+
+/* "-n --predict N: what it is", for a value that was refused. */
+static sheaf_status hint_of_row(sheaf_status s, const option_row *r) {
+    if (!s || *sheaf_error_hint_text()) return s;
+    return sheaf_error_hint(s, "%.*s %s: %s", (int)strcspn(r->names, " "), r->names, r->value ? r->value : "", r->help);
+}
 
 /* Sets what row `r` says. `value` is NULL for kinds that take none. */
 static sheaf_status apply(options *o, const option_row *r, const char *word, const char *value) {
@@ -318,7 +318,9 @@ static sheaf_status apply(options *o, const option_row *r, const char *word, con
         break;
     case K_STR: *(const char **)(void *)field = value; break;
     case K_SEED: s = parse_seed(o, word, value); break;
-    case K_TOGGLE: s = parse_toggle((on_off_auto *)(void *)field, word, value); break;
+    case K_TOGGLE:
+        s = (o->bit == CMD_BENCH ? parse_toggles : parse_toggle)((on_off_auto *)(void *)field, word, value);
+        break;
     case K_SHARES: s = parse_shares(o, word, value); break;
     case K_DEVICES:
         if (o->n_devices == MAX_DEVICE_LISTS) return bad_value(word, value, "more than 16 device lists");
@@ -333,14 +335,8 @@ static sheaf_status apply(options *o, const option_row *r, const char *word, con
         if (o->n_tensor_type == MAX_OVERRIDES) return bad_value(word, value, "more than 64 patterns");
         o->tensor_type[o->n_tensor_type++] = value;
         break;
-    case K_NOTE:
-    case K_NOTE_VALUE: note(o, word, r->help); break;
-    case K_REFUSE:
-        s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: not supported", word);
-        sheaf_error_hint(s, "%s", r->help);
-        break;
     }
-    return s;
+    return hint_of_row(s, r);
 }
 
 static void defaults(options *o) {
@@ -360,11 +356,51 @@ static sheaf_status unknown_option(const options *o, const char *word) {
     return sheaf_error_hint(s, "sheaf %s --help lists them", o->command);
 }
 
-/* One word (and its value); *i moves past what was used. */
-static sheaf_status parse_word(options *o, int argc, char **argv, int *i) {
-    const char *word = argv[(*i)++];
+/* The words that are left: the next one is `argv[i]`. */
+typedef struct words {
+    char **argv;
+    int n, i;
+} words;
+
+static sheaf_status refuse_theirs(const char *word, const their_flag *f) {
+    return sheaf_error_hint(sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: not supported", word), "%s", f->why);
+}
+
+static sheaf_status no_value(const char *word) {
+    return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: a value must follow", word);
+}
+
+/* A flag of llama.cpp's. `value` is what stood behind '=', or NULL; a note keeps `shown`, the word as it was given. */
+static sheaf_status apply_theirs(options *o, const their_flag *f, const char *shown, const char *value, words *w) {
+    const char *next = w->i < w->n ? w->argv[w->i] : NULL;
+    bool follows = f->kind == THEIRS_NOTE_VALUE || f->kind == THEIRS_REFUSE_UNLESS;
+    if (f->kind == THEIRS_REFUSE) return refuse_theirs(shown, f);
+    if (f->kind == THEIRS_NOTE && value) return bad_value(shown, value, "takes no value");
+    if (f->kind == THEIRS_NOTE_MAYBE && next && !value) follows = word_named("on off auto", next);
+    if (follows && !value) {
+        if (!next) return f->kind == THEIRS_REFUSE_UNLESS ? refuse_theirs(shown, f) : no_value(shown);
+        value = next;
+        w->i++;
+    }
+    if (f->kind == THEIRS_REFUSE_UNLESS && !their_flag_harmless(f, value)) return refuse_theirs(shown, f);
+    note(o, shown, f->why);
+    return SHEAF_OK;
+}
+
+/* An option of ours, and its value. */
+static sheaf_status apply_ours(options *o, const option_row *r, const char *word, const char *value, words *w) {
+    const char *next = w->i < w->n ? w->argv[w->i] : NULL;
+    if (value && !takes_value(r->kind)) return bad_value(word, value, "takes no value");
+    if (value || !takes_value(r->kind)) return apply(o, r, word, value);
+    if (r->kind == K_TOGGLE && (!next || next[0] == '-')) return apply(o, r, word, "on"); /* -fa alone means on */
+    if (!next) return no_value(word);
+    w->i++;
+    return apply(o, r, word, next);
+}
+
+static sheaf_status parse_word(options *o, words *w) {
+    const char *given = w->argv[w->i++], *word = given, *value = NULL, *equals = strchr(word, '=');
     char name[64];
-    const char *value = NULL, *equals = strchr(word, '=');
     if (word[0] != '-' || !word[1]) {
         if (o->n_positional == 4) return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: one argument too many", word);
         o->positional[o->n_positional++] = word;
@@ -381,28 +417,41 @@ static sheaf_status parse_word(options *o, int argc, char **argv, int *i) {
         value = equals + 1;
     }
     const option_row *r = find_row(word, o->bit);
-    if (!r) return unknown_option(o, word);
-    if (r->kind == K_NOTE_VALUE && value) word = argv[*i - 1]; /* a note keeps the word */
-    if (value && !takes_value(r->kind) && r->kind != K_REFUSE) return bad_value(word, value, "takes no value");
-    if (!value && takes_value(r->kind)) {
-        /* -fa alone means on, as it once did elsewhere */
-        if (r->kind == K_TOGGLE && (*i >= argc || argv[*i][0] == '-'))
-            value = "on";
-        else if (*i >= argc)
-            return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: a value must follow", word);
-        else
-            value = argv[(*i)++];
-    }
-    return apply(o, r, word, value);
+    if (r) return apply_ours(o, r, word, value, w);
+    const their_flag *f = their_flag_find(word, o->bit);
+    return f ? apply_theirs(o, f, given, value, w) : unknown_option(o, word);
 }
 
 static sheaf_status exclude(bool a, bool b, const char *what) {
     return a && b ? sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: exclude each other", what) : SHEAF_OK;
 }
 
+/* -t is one number but for bench, which takes a list of them. */
+static sheaf_status check_threads(options *o) {
+    int n = 0;
+    if (!o->threads_list || o->bit == CMD_BENCH) return SHEAF_OK;
+    sheaf_status s = parse_int_list(o->threads_list, "-t", 1, &o->threads, 1, &n);
+    if (!s && o->threads > 4096) s = bad_value("-t", o->threads_list, "more than 4096 threads");
+    return hint_of_row(s, find_row("-t", o->bit));
+}
+
+static sheaf_status check_split_mode(const options *o) {
+    const char *mode = o->split_mode ? o->split_mode : "tensor";
+    if (!strcmp(mode, "layer")) {
+        sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: -sm layer: not supported yet");
+        return sheaf_error_hint(s, "-sm tensor cuts every layer over all devices; -sm none takes the first device");
+    }
+    if (strcmp(mode, "tensor") && strcmp(mode, "none")) {
+        sheaf_status s = bad_value("-sm", mode, "not tensor, layer or none");
+        return sheaf_error_hint(s, "rows and columns are cut by -sm tensor (the default); how, --split-table says");
+    }
+    return exclude(!strcmp(mode, "none"), o->n_share > 0, "-sm none (the first device alone) and -ts");
+}
+
 /* What no single row can say. */
 static sheaf_status check_together(options *o) {
     sheaf_status s = exclude(o->prompt && o->file, true, "-p and -f");
+    if (!s) s = exclude(o->system && o->system_file, true, "-sys and -sysf");
     if (!s) s = exclude(o->json, o->jsonl, "--json and --jsonl");
     if (!s) s = exclude(o->interactive, o->raw || o->no_conversation, "-i and --raw");
     if (!s) s = exclude(o->interactive, o->json || o->jsonl, "-i and --json");
@@ -418,21 +467,12 @@ static sheaf_status check_together(options *o) {
     o->max_kl_given = o->max_kl >= 0;
     if (o->n_devices > 1 && o->bit != CMD_BENCH)
         return sheaf_fail(SHEAF_E_ARGUMENT, "options: --devices: given %d times", o->n_devices);
-    if (o->threads_list && o->bit != CMD_BENCH) {
-        int n = 0;
-        s = parse_int_list(o->threads_list, "-t", 1, &o->threads, 1, &n);
-        if (s) return s;
-        if (o->threads > 4096) return bad_value("-t", o->threads_list, "more than 4096 threads");
-    }
+    s = check_threads(o);
+    if (s) return s;
     if (o->n_positional && !(o->bit & (CMD_INSPECT | CMD_QUANTIZE)))
         return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: %s takes no argument without a flag", o->positional[0],
                           o->command);
-    if (o->split_mode && strcmp(o->split_mode, "tensor") && strcmp(o->split_mode, "layer") &&
-        strcmp(o->split_mode, "none")) {
-        s = bad_value("-sm", o->split_mode, "not tensor, layer or none");
-        return sheaf_error_hint(s, "rows and columns are cut by -sm tensor (the default); how, --split-table says");
-    }
-    return SHEAF_OK;
+    return check_split_mode(o);
 }
 
 sheaf_status parse_int_list(const char *text, const char *what, int lo, int *out, int max, int *n) {
@@ -457,44 +497,51 @@ static sheaf_status find_command(options *o, const char *word) {
         o->bit = commands[i].bit;
         return SHEAF_OK;
     }
+    for (size_t i = 0; i < sizeof not_yet / sizeof *not_yet; i++) {
+        if (strcmp(not_yet[i].name, word)) continue;
+        sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: this command is not there yet", word);
+        return sheaf_error_hint(s, "%s", not_yet[i].hint);
+    }
     sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: unknown command", word);
     return sheaf_error_hint(s, "commands: %s", options_commands());
 }
 
+/* The first word where it is no command: help, version, or an option that came too early. */
+static sheaf_status parse_first(options *o, int argc, char **argv) {
+    const char *word = argv[1];
+    if (word_named("-h --help help", word)) {
+        o->help = true;
+        return argc > 2 && argv[2][0] != '-' ? find_command(o, argv[2]) : SHEAF_OK;
+    }
+    if (word_named("--version -V", word)) {
+        o->version = true;
+        return SHEAF_OK;
+    }
+    if (!strcmp(word, "--help-env")) {
+        o->help_env = true;
+        return SHEAF_OK;
+    }
+    const their_flag *f = their_flag_find(word, CMD_RUN);
+    if (f && f->kind == THEIRS_REFUSE) return refuse_theirs(word, f);
+    sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: a command must come first", word);
+    return sheaf_error_hint(s, "for example: sheaf run %s ...", word);
+}
+
 sheaf_status options_parse(int argc, char **argv, options *o) {
+    words w = {.argv = argv, .n = argc, .i = 2};
     defaults(o);
-    int i = 1;
     if (argc < 2) {
         sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: command: none is given");
         return sheaf_error_hint(s, "commands: %s; sheaf --help explains them", options_commands());
     }
-    if (argv[1][0] == '-') {
-        if (named("-h --help help", argv[1])) {
-            o->help = true;
-            return SHEAF_OK;
-        }
-        if (named("--version -V", argv[1])) {
-            o->version = true;
-            return SHEAF_OK;
-        }
-        if (!strcmp(argv[1], "--help-env")) {
-            o->help_env = true;
-            return SHEAF_OK;
-        }
-        const option_row *r = find_row(argv[1], CMD_RUN);
-        if (r && r->kind == K_REFUSE) return apply(o, r, argv[1], NULL);
-        sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s: a command must come first", argv[1]);
-        return sheaf_error_hint(s, "for example: sheaf run %s ...", argv[1]);
-    }
-    if (!strcmp(argv[1], "help")) {
-        o->help = true;
-        return SHEAF_OK;
-    }
-    sheaf_status s = find_command(o, argv[i++]);
-    if (!s && o->bit == CMD_BENCH && i < argc && argv[i][0] != '-') o->bench_kind = argv[i++];
-    while (!s && i < argc) s = parse_word(o, argc, argv, &i);
-    return s || o->help ? s : check_together(o);
+    if (argv[1][0] == '-' || !strcmp(argv[1], "help")) return parse_first(o, argc, argv);
+    sheaf_status s = find_command(o, argv[1]);
+    if (!s && o->bit == CMD_BENCH && w.i < argc && argv[w.i][0] != '-') o->bench_kind = argv[w.i++];
+    while (!s && w.i < argc) s = parse_word(o, &w);
+    return s || o->help || o->version ? s : check_together(o);
 }
+
+/* --- help ------------------------------------------------------------------------------------------------------- */
 
 static void quantize_help(FILE *out) {
     const sheaf_mix *m;
@@ -509,6 +556,23 @@ static void help_row(const option_row *r, FILE *out) {
     for (char *p = left; *p; p++)
         if (p[0] == ' ' && p[1] == '-') *p = ',';
     fprintf(out, strlen(left) < 30 ? "  %-30s %s\n" : "  %s\n                                 %s\n", left, r->help);
+}
+
+/* The names of llama.cpp's flags that are noted, in lines of at most 100 characters. */
+static void help_theirs(command_bit bit, FILE *out) {
+    const their_flag *f;
+    size_t column = 0;
+    for (int i = 0; (f = their_flag_at(i)); i++) {
+        if (!(f->commands & bit) || f->kind == THEIRS_REFUSE || f->kind == THEIRS_REFUSE_UNLESS) continue;
+        if (!column) fputs("\naccepted for llama.cpp's sake, without effect:", out);
+        if (!column || column + strlen(f->names) > 98) {
+            fputs("\n ", out);
+            column = 1;
+        }
+        fprintf(out, " %s", f->names);
+        column += strlen(f->names) + 1;
+    }
+    if (column) fputc('\n', out);
 }
 
 void options_help(const options *o, FILE *out) {
@@ -529,14 +593,8 @@ void options_help(const options *o, FILE *out) {
     if (o->bit == CMD_INSPECT) fprintf(out, "usage: sheaf inspect FILE [options]\n\n");
     if (o->bit == CMD_QUANTIZE) quantize_help(out);
     for (int i = 0; i < N_ROWS; i++)
-        if ((rows[i].commands & o->bit) && rows[i].kind != K_NOTE && rows[i].kind != K_NOTE_VALUE &&
-            rows[i].kind != K_REFUSE)
-            help_row(&rows[i], out);
-    fprintf(out, "\naccepted for llama.cpp's sake, without effect:");
-    for (int i = 0; i < N_ROWS; i++)
-        if ((rows[i].commands & o->bit) && (rows[i].kind == K_NOTE || rows[i].kind == K_NOTE_VALUE))
-            fprintf(out, " %s", rows[i].names);
-    fputc('\n', out);
+        if (rows[i].commands & o->bit) help_row(&rows[i], out);
+    help_theirs(o->bit, out);
 }
 
 void options_notes(const options *o, FILE *out) {
@@ -546,7 +604,12 @@ void options_notes(const options *o, FILE *out) {
 
 void options_help_env(FILE *out) {
     const char *name, *value, *def, *help;
-    for (int i = 0; sheaf_settings_row(i, &name, &value, &def, &help); i++)
-        fprintf(out, "%-26s %s (default: %s%s%s%s)\n", name, help, *def ? def : "none",
-                strcmp(value, def) ? ", now: " : "", strcmp(value, def) ? value : "", "");
+    for (int i = 0; sheaf_settings_row(i, &name, &value, &def, &help); i++) {
+        int64_t lo, hi;
+        fprintf(out, "%-26s %s (", name, help);
+        if (sheaf_settings_range(i, &lo, &hi)) fprintf(out, "%lld to %lld; ", (long long)lo, (long long)hi);
+        fprintf(out, "default: %s", *def ? def : "none");
+        if (strcmp(value, def)) fprintf(out, ", now: %s", value);
+        fputs(")\n", out);
+    }
 }

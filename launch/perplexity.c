@@ -314,6 +314,12 @@ static sheaf_status open_all(work *w) {
     const char *list = o.n_devices ? o.devices[0] : NULL;
     sheaf_status s = session_open(&w->s, &o, list, SESSION_MODEL);
     if (s) return s;
+    if (o.against && session_ranks(&w->s) > 1) { /* a second model over the same ranks would have to take turns */
+        s = sheaf_fail(SHEAF_E_UNSUPPORTED, "perplexity: --against %s: it runs in one process, and these are %d",
+                       o.against, session_ranks(&w->s));
+        return sheaf_error_hint(s, "one run writes --kl-divergence-base FILE, the other compares with it: "
+                                   "--kl-divergence-base FILE --kl-divergence");
+    }
     w->n_vocab = sheaf_model_hparams(w->s.model)->n_vocab;
     w->row_words = 2 * (((size_t)w->n_vocab + 1) / 2) + 4;
     w->row = sheaf_calloc(w->row_words, sizeof *w->row);

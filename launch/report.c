@@ -11,32 +11,25 @@ static double reply_rate(const generator *g) {
     return g->reply.n > 1 ? rate((double)(g->reply.n - 1), g->reply_ms) : 0;
 }
 
-typedef struct speed {
-    double gbs, limit, share;
-    bool known;
-} speed;
-
-/* Weights read per second against what this machine can read from a buffer of that size now. */
-static speed measure(const generator *g) {
-    speed v = {0};
+/* Weights read per second, and what this machine can read from a buffer of that size now. */
+static double measure(const generator *g, double *limit) {
     uint64_t bytes = sheaf_model_hparams(g->s->model)->active_bytes;
-    int threads = 0;
-    for (int i = 0; i < g->s->n_devices; i++) threads += g->s->devices[i]->n_threads;
-    v.gbs = reply_rate(g) * (double)bytes / 1e9;
-    v.known = machine_read_gbs((size_t)bytes, threads, &v.limit) == SHEAF_OK && v.limit > 0;
-    v.share = v.known ? v.gbs / v.limit : 0;
-    return v;
+    double gbs = reply_rate(g) * (double)bytes / 1e9;
+    if (machine_limit((size_t)bytes, session_threads(g->s), gbs, limit)) *limit = 0;
+    return gbs;
 }
 
 void report(const generator *g, FILE *out) {
-    speed v = measure(g);
-    fprintf(out, "\nload    %8.1f ms   %s on %s\n", g->s->load_ms, sheaf_model_hparams(g->s->model)->type, g->s->list);
+    double limit, gbs = measure(g, &limit);
+    char share[64];
+    fprintf(out, "\nload    %8.1f ms   %s on %s\n", g->s->load_ms, sheaf_model_hparams(g->s->model)->type, g->s->where);
     fprintf(out, "prompt  %8.1f ms   %d tokens (%d run)   %.1f tokens/s\n", g->prompt_ms, g->prompt_n, g->prompt_run,
             rate(g->prompt_run, g->prompt_ms));
-    fprintf(out, "reply   %8.1f ms   %zu tokens   %.1f tokens/s   ended by %s\n", g->reply_ms, g->reply.n,
-            reply_rate(g), g->stop);
-    fprintf(out, "weights %8.2f GB/s of %.2f GB/s that this machine reads from a buffer of that size (%.1f %%)\n",
-            v.gbs, v.limit, v.share * 100);
+    fprintf(out, "reply   %8.1f ms   %zu tokens   %.1f tokens/s   ended by %s", g->reply_ms, g->reply.n, reply_rate(g),
+            g->stop);
+    if (g->full) fprintf(out, ": the context of %d is full", sheaf_n_ctx(g->s->context));
+    fprintf(out, "\nweights %8.2f GB/s of %.2f GB/s that this machine reads from a buffer of that size (%s)\n", gbs,
+            limit, share_text(gbs, limit, share));
     fprintf(out, "logits  hash %016llx\n", (unsigned long long)g->logits_hash);
 }
 
@@ -69,19 +62,20 @@ static void add_steady(jdoc *d, const generator *g) {
 
 sheaf_status report_json(const generator *g, const sheaf_ids *prompt, bool line) {
     char hash[24];
-    speed v = measure(g);
+    double limit, gbs = measure(g, &limit);
     jdoc d = j_new(false);
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)g->logits_hash);
     j_text(&d, d.root, "text", (sheaf_str){g->text, g->text_n});
     add_ids(&d, "prompt_tokens", prompt);
     add_ids(&d, "tokens", &g->reply);
     j_string(&d, d.root, "stop", g->stop);
+    j_bool(&d, d.root, "context_full", g->full);
     j_string(&d, d.root, "logits_hash", hash);
     cJSON *devices = j_array(&d, d.root, "devices");
-    for (int i = 0; i < g->s->n_devices; i++) j_string(&d, devices, NULL, g->s->devices[i]->name);
+    for (int i = 0; i < g->s->n_all; i++) j_string(&d, devices, NULL, g->s->all[i].name);
     add_timings(&d, g);
-    j_number(&d, d.root, "read_gb_per_s", v.gbs);
-    j_number(&d, d.root, "limit_gb_per_s", v.limit);
+    j_number(&d, d.root, "read_gb_per_s", gbs);
+    j_number(&d, d.root, "limit_gb_per_s", limit);
     add_steady(&d, g);
     return j_print(&d, line);
 }

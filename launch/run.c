@@ -16,6 +16,8 @@ static sheaf_status prompt_text(const options *o, char **text, size_t *n) {
             return sheaf_error_hint(s, "-i starts a chat");
         }
         s = read_text(o->file, text, n);
+        /* an editor's or echo's last newline is no part of the prompt, as elsewhere */
+        if (!s && *n && (*text)[*n - 1] == '\n') (*text)[--*n] = 0;
     }
     if (!s && o->escape) *n = unescape(*text, *n);
     if (!s) s = check_utf8(o->prompt ? "prompt" : o->file ? o->file : "standard input", *text, *n);
@@ -59,11 +61,31 @@ static sheaf_status reply_once(session *s, const options *o, const char *text, s
     return status;
 }
 
-sheaf_status cmd_run(const options *o) {
-    session s;
-    char *text = NULL;
+/* -sysf: *text is malloc'd, NULL without it; a newline at the end of the file is not part of the message. */
+static sheaf_status read_system(const options *o, char **text) {
     size_t n = 0;
-    sheaf_status status = session_open(&s, o, o->n_devices ? o->devices[0] : NULL, SESSION_MODEL | SESSION_CONTEXT);
+    *text = NULL;
+    if (!o->system_file) return SHEAF_OK;
+    sheaf_status s = read_text(o->system_file, text, &n);
+    if (!s && strlen(*text) != n) s = sheaf_fail(SHEAF_E_FORMAT, "%s: it has a zero byte", o->system_file);
+    if (!s) s = check_utf8(o->system_file, *text, n);
+    if (!s && n && (*text)[n - 1] == '\n') (*text)[n - 1] = 0;
+    return s;
+}
+
+sheaf_status cmd_run(const options *given) {
+    session s;
+    options own = *given;
+    const options *o = &own;
+    char *text = NULL, *system = NULL;
+    size_t n = 0;
+    sheaf_status status = read_system(given, &system);
+    if (system) own.system = system;
+    if (status) {
+        sheaf_free(system);
+        return status;
+    }
+    status = session_open(&s, o, o->n_devices ? o->devices[0] : NULL, SESSION_MODEL | SESSION_CONTEXT);
     if (!status && !session_leads(&s)) {
         status = session_follow(&s);
     } else if (!status && o->interactive) {
@@ -74,5 +96,6 @@ sheaf_status cmd_run(const options *o) {
         sheaf_free(text);
     }
     session_close(&s);
+    sheaf_free(system);
     return status;
 }

@@ -33,7 +33,12 @@ static sheaf_status open_devices(session *s, const options *o, const char *list)
     s->list = list ? list : "cpu";
     sheaf_status status = sheaf_registry_new(&s->registry);
     if (!status) status = sheaf_devices_open(s->registry, s->list, &oo, s->devices, SHEAF_MAX_DEVICES, &s->n_devices);
-    return status ? sheaf_error_context(status, "devices") : SHEAF_OK;
+    if (status) return sheaf_error_context(status, "devices");
+    if (o->split_mode && !strcmp(o->split_mode, "none") && s->n_devices > 1) { /* the first is all that is used */
+        s->n_devices = 1;
+        s->list = s->devices[0]->name;
+    }
+    return session_list_devices(s);
 }
 
 static sheaf_status open_model(session *s, const options *o, unsigned parts) {
@@ -65,14 +70,7 @@ static sheaf_status open_model(session *s, const options *o, unsigned parts) {
         .progress = show_progress,
         .progress_ctx = &b,
     };
-    if (o->split_mode && !strcmp(o->split_mode, "layer")) mo.split_mode = SHEAF_SPLIT_LAYER;
     if (o->split_mode && !strcmp(o->split_mode, "none")) mo.split_mode = SHEAF_SPLIT_NONE;
-    bool several = s->n_devices > 1 || (s->world && sheaf_world_size(s->world) > 1);
-    if (mo.split_mode == SHEAF_SPLIT_LAYER && several) {
-        sheaf_free(table);
-        return sheaf_error_hint(sheaf_fail(SHEAF_E_ARGUMENT, "options: -sm layer: not supported yet"),
-                                "-sm tensor cuts every layer over all devices; -sm none takes the first device");
-    }
     double start = now_ms();
     sheaf_status status = sheaf_model_load(o->model, &mo, &s->model);
     s->load_ms = now_ms() - start;
@@ -82,10 +80,29 @@ static sheaf_status open_model(session *s, const options *o, unsigned parts) {
     return status ? sheaf_error_context(status, "loading") : SHEAF_OK;
 }
 
+/* What llama.cpp takes for a cache, less iq4_nl: every one of them is a test. */
 static sheaf_status cache_type(const char *name, const char *option, sheaf_type *out) {
+    static const sheaf_type types[] = {SHEAF_F16,  SHEAF_F32,  SHEAF_BF16, SHEAF_Q8_0,
+                                       SHEAF_Q5_1, SHEAF_Q5_0, SHEAF_Q4_1, SHEAF_Q4_0};
+    sheaf_type t;
     if (!name) return SHEAF_OK;
-    if (sheaf_type_from_name(name, out)) return SHEAF_OK;
-    return sheaf_fail(SHEAF_E_ARGUMENT, "options: %s %s: unknown type", option, name);
+    bool known = sheaf_type_from_name(name, &t);
+    for (size_t i = 0; known && i < sizeof types / sizeof *types; i++) {
+        if (types[i] != t) continue;
+        *out = t;
+        return SHEAF_OK;
+    }
+    sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s %s: %s", option, name,
+                                known ? "no type of a KV cache" : "unknown type");
+    return sheaf_error_hint(s, "types of a KV cache: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0");
+}
+
+/* Positions that training never showed: the text usually falls apart there. */
+static void warn_of_long_context(const session *s, const options *o) {
+    int32_t trained = sheaf_model_hparams(s->model)->n_ctx_train;
+    if (!(o->bit & (CMD_RUN | CMD_PERPLEXITY)) || trained < 1 || o->n_ctx <= trained || !session_leads(s)) return;
+    sheaf_log(SHEAF_LOG_WARN, "-c %d: the model was trained for a context of %d; beyond it replies get worse", o->n_ctx,
+              trained);
 }
 
 sheaf_status session_open_context(session *s, const options *o) {
@@ -99,7 +116,9 @@ sheaf_status session_open_context(session *s, const options *o) {
     co.strict = o->strict;
     sheaf_status status = cache_type(o->type_k, "-ctk", &co.type_k);
     if (!status) status = cache_type(o->type_v, "-ctv", &co.type_v);
+    if (!status) warn_of_long_context(s, o);
     if (!status) status = sheaf_context_new(s->model, &co, &s->context);
+    if (!status) session_tell(s, o);
     return status && status != SHEAF_E_ARGUMENT ? sheaf_error_context(status, "making a context") : status;
 }
 

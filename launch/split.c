@@ -93,6 +93,11 @@ static void print_rows(const split_view *v) {
 
 static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
+/* --memory: what a device's parts come to. */
+static void print_sum(const sheaf_memory_row *m) {
+    printf("; in all %.2f MiB", mib(m->weight_bytes + m->kv_bytes + m->compute_bytes + m->staging_bytes));
+}
+
 static void print_devices(const split_view *v, const options *o) {
     double total = 0;
     for (int d = 0; d < v->n_devices; d++) total += (double)v->memory[d].weight_bytes;
@@ -101,8 +106,8 @@ static void print_devices(const split_view *v, const options *o) {
         printf("%-10s weights %9.2f MiB (%.1f %%), of these mirrored %.2f MiB; KV %.2f MiB", v->names[d],
                mib(m->weight_bytes), total > 0 ? (double)m->weight_bytes / total * 100 : 0, mib(m->mirrored_bytes),
                mib(m->kv_bytes));
-        if (v->has_memory && (o->memory || o->summary))
-            printf("; compute %.2f MiB, staging %.2f MiB", mib(m->compute_bytes), mib(m->staging_bytes));
+        if (v->has_memory) printf("; compute %.2f MiB, staging %.2f MiB", mib(m->compute_bytes), mib(m->staging_bytes));
+        if (v->has_memory && o->memory) print_sum(m);
         putchar('\n');
     }
     printf("share error at most %.2f %%", share_error(v) * 100);
@@ -252,31 +257,52 @@ static sheaf_status present(split_view *v, const options *o) {
         jdoc d = make_json(v);
         return j_print(&d, false);
     }
-    if (!o->summary) print_rows(v);
+    if (!o->summary && !o->memory) print_rows(v);
     print_devices(v, o);
     return SHEAF_OK;
 }
 
 /* --- from a model -------------------------------------------------------------------------------------------- */
 
+/* The devices of all ranks, with what each rank knows of its own. */
+static void name_devices(split_view *v, const session *s) {
+    v->n_devices = s->n_all;
+    for (int d = 0; d < s->n_all; d++) v->names[d] = s->all[d].name;
+}
+
+/* Compute, staging and KV bytes, as each rank estimates them for its members. Collective over ranks. */
+static sheaf_status gather_memory(split_view *v, session *s) {
+    struct known {
+        bool is;
+        sheaf_memory_row row;
+    } mine[SHEAF_MAX_DEVICES] = {0};
+    void *all = NULL;
+    for (int i = 0; i < s->n_devices; i++)
+        mine[s->first + i].is = sheaf_context_memory_estimate(s->context, i, &mine[s->first + i].row);
+    sheaf_status status = session_gather(s, mine, sizeof mine, &all);
+    for (int r = 0; !status && r < session_ranks(s); r++) {
+        const struct known *of_rank = (const struct known *)all + (size_t)r * SHEAF_MAX_DEVICES;
+        for (int d = 0; d < v->n_devices; d++) {
+            if (!of_rank[d].is) continue;
+            v->has_memory = true;
+            v->memory[d].compute_bytes = of_rank[d].row.compute_bytes;
+            v->memory[d].staging_bytes = of_rank[d].row.staging_bytes;
+            v->memory[d].kv_bytes = of_rank[d].row.kv_bytes;
+        }
+    }
+    sheaf_free(all);
+    return status;
+}
+
 static sheaf_status fill_from_model(split_view *v, session *s, const options *o) {
     sheaf_split_row row;
     sheaf_status status = SHEAF_OK;
     for (int i = 0; !status && sheaf_model_split_row(s->model, i, &row); i++) status = add_row(v, &row);
-    v->n_devices = s->n_devices;
-    for (int d = 0; d < s->n_devices; d++) v->names[d] = s->devices[d]->name;
+    name_devices(v, s);
     ask_shares(v, o);
     count_bytes(v);
     if (!status) status = plan_summarize(s, 1, &v->plan);
-    for (int d = 0; d < s->n_devices && !status; d++) {
-        sheaf_memory_row m;
-        if (!sheaf_context_memory_estimate(s->context, d, &m)) continue;
-        v->has_memory = true;
-        v->memory[d].compute_bytes = m.compute_bytes;
-        v->memory[d].staging_bytes = m.staging_bytes;
-        v->memory[d].kv_bytes = m.kv_bytes;
-    }
-    return status;
+    return status ? status : gather_memory(v, s);
 }
 
 static sheaf_status split_model(const options *o) {
@@ -407,8 +433,7 @@ static sheaf_status open_policy(const options *o, const char *arch, sheaf_policy
 
 static sheaf_status place_list(split_view *v, name_list *l, const options *o, const session *s, sheaf_arena *a) {
     sheaf_policy *p = NULL;
-    v->n_devices = s->n_devices;
-    for (int d = 0; d < s->n_devices; d++) v->names[d] = s->devices[d]->name;
+    name_devices(v, s);
     ask_shares(v, o);
     sheaf_policy_env env = {
         .get = list_key, .ctx = l, .weights = o->n_share ? v->weight : NULL, .n_devices = v->n_devices, .pack_rows = 1};
@@ -430,7 +455,7 @@ static sheaf_status place_list(split_view *v, name_list *l, const options *o, co
     }
     /* rule texts lie in the policy, so it is printed before it goes */
     if (!status) count_bytes(v);
-    if (!status) status = present(v, o);
+    if (!status && session_leads(s)) status = present(v, o);
     sheaf_policy_free(p);
     return status;
 }

@@ -82,3 +82,20 @@ sheaf_status read_text(const char *path, char **text, size_t *n) {
     fclose(f);
     return s;
 }
+
+/* "sheaf: what was being done: what it was done to: what is wrong", whatever part of that the text has. Names out of
+ * files may hold anything; a control character is shown as '?'. */
+void say_error(const char *command, sheaf_status status) {
+    const char *text = *sheaf_error() ? sheaf_error() : sheaf_status_text(status), *hint = sheaf_error_hint_text();
+    char line[2 * SHEAF_ERROR_MAX + 256], clean[SHEAF_ERROR_MAX];
+    int colons = 0;
+    for (const char *p = text; (p = strstr(p, ": ")); p++) colons++;
+    snprintf(clean, sizeof clean, "%s", text);
+    for (char *p = clean; *p; p++)
+        if ((unsigned char)*p < ' ' || *p == 0x7f) *p = '?';
+    /* a text that only says for what there was no memory, or no room, still has to say what is wrong */
+    snprintf(line, sizeof line, "sheaf: %s%s%s%s%s\n%s%s%s", colons < 2 ? command ? command : "starting" : "",
+             colons < 2 ? ": " : "", clean, colons < 1 ? ": " : "", colons < 1 ? sheaf_status_text(status) : "",
+             *hint ? "hint: " : "", hint, *hint ? "\n" : "");
+    fputs(line, stderr);
+}

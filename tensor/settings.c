@@ -130,6 +130,22 @@ bool sheaf_settings_row(int i, const char **name, const char **value, const char
     return true;
 }
 
+bool sheaf_settings_range(int i, int64_t *lo, int64_t *hi) {
+    enum { KIND_INT, KIND_STR };
+    static const struct {
+        int kind;
+        int64_t lo, hi;
+    } rows[ROW_COUNT] = {
+#define X(field, env, kind, def, lowest, highest, help) {KIND_##kind, lowest, highest},
+        SHEAF_SETTINGS_TABLE(X)
+#undef X
+    };
+    if (i < 0 || i >= ROW_COUNT || rows[i].kind == KIND_STR) return false;
+    *lo = rows[i].lo;
+    *hi = rows[i].hi;
+    return true;
+}
+
 /* Each launcher sets one of these for every rank it starts; the first that holds a number wins. A rank
  * number alone (PMIx) tells that there is a launcher, not how many it started. */
 int sheaf_settings_launcher_ranks(void) {
@@ -144,4 +160,14 @@ int sheaf_settings_launcher_ranks(void) {
         if (given(marks[i])) return 0;
     }
     return -1;
+}
+
+int sheaf_settings_launcher_rank(void) {
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+        const char *v = given(ranks[i]);
+        long n = v ? strtol(v, NULL, 10) : -1;
+        if (n >= 0 && n < INT32_MAX) return (int)n;
+    }
+    return 0;
 }

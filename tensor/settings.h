@@ -49,6 +49,8 @@ SHEAF_API sheaf_status sheaf_settings_error(void);
 SHEAF_API sheaf_status sheaf_settings_set(const char *name, int64_t value);
 /* Rows for --help-env: returns false past the end. */
 SHEAF_API bool sheaf_settings_row(int i, const char **name, const char **value, const char **def, const char **help);
+/* The values that row i takes; false for a row that is no number, and past the end. */
+SHEAF_API bool sheaf_settings_range(int i, int64_t *lo, int64_t *hi);
 
 /* Should a structure of that many slots be checked by its checker? In builds with SHEAF_CHECKS, else when the
  * setting `check` says so. Checkers are quadratic: what is larger than any model of the tests is left out. */
@@ -64,6 +66,8 @@ static inline bool sheaf_checks_on(int64_t slots) {
 /* How many ranks a launcher's environment (Open MPI, PMIx, PMI) says this process is one of: -1 when there
  * is no launcher, 0 when there is one that does not say how many. */
 SHEAF_API int sheaf_settings_launcher_ranks(void);
+/* Which of them, before MPI is asked: 0 when no launcher says so. */
+SHEAF_API int sheaf_settings_launcher_rank(void);
 
 #ifdef __cplusplus
 }

@@ -109,6 +109,35 @@ Test(chat, a_full_context_is_said_and_the_chat_goes_on, .timeout = 60) {
     outcome_free(&o);
 }
 
+/* Two turns, of which the second does not fit; /clear makes room. */
+Test(chat, clear_makes_room_in_a_full_context, .timeout = 60) {
+    static const char lines[] = "Tell a tale\nAnd another\n/clear\nTell a tale\n/help\n";
+    how h = {.in = lines, .in_n = sizeof lines - 1};
+    outcome once = sheaf("run -m %s -p 'Tell a tale' -sys Short. --temp 0 --ignore-eos -n 30 -c 48 -q", model);
+    outcome o = sheaf_how(&h, "run -m %s -i -sys Short. --temp 0 --ignore-eos -n 30 -c 48", model);
+    expect_code(o, 0);
+    expect_says(o, "do not fit the context of 48");
+    expect_says(o, "\nhint: /clear");
+    expect_says(o, "-c N");
+    expect_says(o, "/exit   end");
+    expect_says(o, "\nreply ");
+    const char *again = strstr(o.out + 1, once.out);
+    cr_assert(!strncmp(o.out, once.out, once.out_n) && again, "\"%s\" twice in \"%s\"", once.out, o.out);
+    outcome_free(&once);
+    outcome_free(&o);
+}
+
+Test(chat, the_report_ends_a_chat_whose_last_turn_did_not_fit, .timeout = 60) {
+    static const char lines[] = "Tell a tale\nAnd another\n";
+    how h = {.in = lines, .in_n = sizeof lines - 1};
+    outcome o = sheaf_how(&h, "run -m %s -i --temp 0 --ignore-eos -n 40 -c 48", model);
+    expect_code(o, 0);
+    expect_says(o, "do not fit");
+    const char *error = strstr(o.err, "do not fit");
+    expect_has(o, error, "\nreply ");
+    outcome_free(&o);
+}
+
 Test(chat, bytes_that_are_no_text_are_refused_and_the_chat_goes_on, .timeout = 60) {
     static const char lines[] = "\xff\xfe\nhello\n";
     how h = {.in = lines, .in_n = sizeof lines - 1};
@@ -167,6 +196,58 @@ Test(chat, ctrl_c_in_a_reply_stops_the_reply_not_the_program, .timeout = 120) {
     terminal_type(&t, "/exit\r");
     int code = terminal_close(&t, 20);
     cr_assert(code == 0, "after a stopped reply and /exit: %d, \"%s\"", code, t.shown + at);
+    free(t.shown);
+}
+
+Test(chat, what_is_typed_may_be_any_text, .timeout = 120) {
+    static const char *const locales[] = {"LC_ALL=C.UTF-8", "LC_ALL=C", "LC_ALL=POSIX"};
+    for (int i = 0; i < 3; i++) {
+        how h = {.env = {locales[i]}};
+        terminal t = terminal_open_how(&h, "run -m %s -i --temp 0 -n 4", model);
+        cr_assert(terminal_wait(&t, 0, "> ", 20), "no prompt was shown: \"%s\"", t.shown);
+        terminal_settle(&t, 300);
+        size_t at = t.n;
+        terminal_type(&t, "caf\xc3\xa9 \xe2\x82\xac");
+        cr_assert(terminal_wait(&t, at, "caf\xc3\xa9 \xe2\x82\xac", 10), "%s: shown is \"%s\"", locales[i],
+                  t.shown + at);
+        terminal_type(&t, "\r");
+        cr_assert(terminal_wait(&t, t.n, "> ", 20), "no second prompt: \"%s\"", t.shown);
+        terminal_settle(&t, 100);
+        terminal_type(&t, "/exit\r");
+        expect_int(terminal_close(&t, 20), 0);
+        free(t.shown);
+    }
+}
+
+Test(chat, ctrl_d_in_a_reply_ends_the_chat_behind_it, .timeout = 120) {
+    terminal t = terminal_open("run -m %s -i --temp 0.9 -s 3 --ignore-eos -n 400 -c 1000 -t 1", model);
+    cr_assert(terminal_wait(&t, 0, "> ", 20), "no prompt was shown: \"%s\"", t.shown);
+    terminal_settle(&t, 300);
+    size_t at = t.n;
+    terminal_type(&t, "go\r");
+    cr_assert(terminal_grow(&t, at + 40, 60), "no reply: \"%s\"", t.shown);
+    terminal_type(&t, "\x04");
+    int code = terminal_close(&t, 60);
+    cr_assert(code == 0, "Ctrl-D in a reply: %d, \"%s\"", code, t.shown);
+    free(t.shown);
+}
+
+/* A prompt of thousands of tokens is one batch that no signal stops: the second Ctrl-C comes before the first is seen.
+ */
+Test(chat, ctrl_c_twice_keeps_the_conversation, .timeout = 120) {
+    static char words[30000];
+    for (int i = 0; i < 2500; i++) strcat(words, "so many ");
+    terminal t = terminal_open("run -m %s -i --temp 0 -n 4 -c 8192 -b 8192 -ub 8192 -t 1 -p '%s'", model, words);
+    terminal_settle(&t, 400); /* loaded, and in the prompt */
+    for (int i = 0; i < 2; i++) {
+        terminal_type(&t, "\x03");
+        terminal_settle(&t, 200);
+    }
+    cr_assert(terminal_wait(&t, 0, "> ", 60), "no prompt behind two Ctrl-C: \"%s\"", t.shown);
+    terminal_settle(&t, 300);
+    terminal_type(&t, "/exit\r");
+    int code = terminal_close(&t, 30);
+    cr_assert(code == 0, "after two Ctrl-C and /exit: %d, \"%s\"", code, t.shown);
     free(t.shown);
 }
 

@@ -123,6 +123,30 @@ Test(run, unreadable_text_is_bad_input, .timeout = 60) {
     free(secret);
 }
 
+Test(run, one_newline_at_the_end_is_no_part_of_the_prompt, .timeout = 60) {
+    static const char *const ends[] = {"", "\n", "\n\n"};
+    char *folder = make_folder(), *path = join(folder, "prompt.txt");
+    int n[3][2];
+    for (int i = 0; i < 3; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "Once upon a time%s", ends[i]);
+        write_file(path, text, strlen(text));
+        how h = {.in = text, .in_n = strlen(text)};
+        outcome o[2] = {sheaf(GREEDY "-n 0 --json -f %s", path), sheaf_how(&h, GREEDY "-n 0 --json")};
+        for (int k = 0; k < 2; k++) {
+            cJSON *j = expect_json(&o[k]);
+            n[i][k] = cJSON_GetArraySize(expect_key(&o[k], j, "prompt_tokens", cJSON_Array));
+            cJSON_Delete(j);
+            outcome_free(&o[k]);
+        }
+        expect_int(n[i][1], n[i][0]);
+    }
+    expect_int(n[1][0], n[0][0]);
+    cr_assert(n[2][0] > n[0][0], "two newlines: one is left");
+    remove_folder(folder);
+    free(path);
+}
+
 /* --- the reply --- */
 
 Test(run, json_has_the_promised_keys, .timeout = 60) {
@@ -197,6 +221,19 @@ Test(run, quiet_says_nothing_and_loud_says_where_it_ran, .timeout = 60) {
     outcome_free(&louder);
 }
 
+Test(run, v_says_what_was_chosen_and_why, .timeout = 60) {
+    static const char *const parts[] = {"sheaf: info: devices: cpu/2", "thread",       "split: tensor over 2 devices",
+                                        "context: 512 tokens",         "K cache f16",  "memory of cpu",
+                                        "collectives: the first is",   "sheaf: info: "};
+    outcome plain = sheaf("run -m " TINY " --temp 0 -n 2 -p Once --devices cpu/2"),
+            loud = sheaf("run -m " TINY " --temp 0 -n 2 -p Once --devices cpu/2 -v");
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) expect_says(loud, parts[i]);
+    expect_has_not(plain, plain.err, "info:");
+    expect_text(loud.out, plain.out);
+    outcome_free(&plain);
+    outcome_free(&loud);
+}
+
 Test(run, counts_of_tokens_are_kept, .timeout = 60) {
     static const int counts[] = {0, 1, 7};
     for (int i = 0; i < 3; i++) {
@@ -221,6 +258,47 @@ Test(run, minus_one_goes_on_until_the_context_is_full, .timeout = 60) {
     cr_assert(prompt + reply >= 48, "%d + %d tokens", prompt, reply);
     cJSON_Delete(j);
     outcome_free(&o);
+}
+
+Test(run, a_full_context_is_named_as_the_end, .timeout = 60) {
+    outcome full = sheaf("run -m " TINY " --temp 0 --ignore-eos -n 40 -c 16 -p Once"),
+            enough = sheaf("run -m " TINY " --temp 0 --ignore-eos -n 4 -c 16 -p Once"),
+            json = sheaf(GREEDY "--ignore-eos -n 40 -c 16 -p Once --json");
+    expect_says(full, "ended by length: the context of 16 is full");
+    expect_says(enough, "ended by length\n");
+    cJSON *j = expect_json(&json);
+    cr_assert(cJSON_IsTrue(expect_key(&json, j, "context_full", cJSON_Invalid)), "%s", json.out);
+    cJSON_Delete(j);
+    outcome_free(&full);
+    outcome_free(&enough);
+    outcome_free(&json);
+}
+
+Test(run, a_context_beyond_training_is_warned_of, .timeout = 60) {
+    outcome far = sheaf("run -m " TINY " --temp 0 -n 1 -c 1000 -p Once"),
+            near = sheaf("run -m " TINY " --temp 0 -n 1 -c 512 -p Once"), quiet = sheaf(GREEDY "-n 1 -c 1000 -p Once");
+    expect_code(far, 0);
+    expect_says(far, "sheaf: warning: -c 1000: the model was trained for a context of 512");
+    expect_has_not(near, near.err, "warning");
+    expect_text(quiet.err, "");
+    outcome_free(&far);
+    outcome_free(&near);
+    outcome_free(&quiet);
+}
+
+Test(run, split_mode_none_is_the_first_device_alone, .timeout = 60) {
+    outcome o = sheaf(GREEDY "-n 4 -p Once --devices cpu/2 -sm none --json"),
+            told = sheaf("run -m " TINY " --temp 0 -n 4 -p Once --devices cpu/2 -sm none");
+    cJSON *j = expect_json(&o);
+    const cJSON *devices = expect_key(&o, j, "devices", cJSON_Array);
+    expect_int(cJSON_GetArraySize(devices), 1);
+    char where[64];
+    snprintf(where, sizeof where, " on %s\n", cJSON_GetArrayItem(devices, 0)->valuestring);
+    expect_says(told, where);
+    expect_has_not(told, told.err, "on cpu/2\n");
+    cJSON_Delete(j);
+    outcome_free(&o);
+    outcome_free(&told);
 }
 
 Test(run, a_stop_string_ends_before_itself, .timeout = 60) {

@@ -74,6 +74,16 @@ static void child_fail(const char *what) {
     _exit(127);
 }
 
+static void become_ranks(int ranks, char **argv) {
+    char number[16];
+    char *line[MAX_WORDS + 12] = {SHEAF_MPIEXEC, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
+                                  number,        SHEAF_COMMAND};
+    snprintf(number, sizeof number, "%d", ranks);
+    for (int n = 8, i = 1; argv[i]; i++) line[n++] = argv[i];
+    execv(SHEAF_MPIEXEC, line);
+    child_fail(SHEAF_MPIEXEC);
+}
+
 static void become_sheaf(const how *h, char **argv) {
     signal(SIGPIPE, SIG_DFL);
     signal(SIGINT, SIG_DFL);
@@ -90,6 +100,7 @@ static void become_sheaf(const how *h, char **argv) {
         if (setrlimit((__rlimit_resource_t)h->limits[i].resource, &r)) child_fail("setrlimit");
     }
     for (int fd = 3; fd < 256; fd++) close(fd);
+    if (h && h->ranks) become_ranks(h->ranks, argv);
     execv(SHEAF_COMMAND, argv);
     child_fail(SHEAF_COMMAND);
 }
@@ -208,6 +219,7 @@ static void empty_outcome(outcome *o) {
 }
 
 static outcome run_words(const how *h, words *w, const char *line) {
+    if (h && h->ranks && !*SHEAF_MPIEXEC) skip_test("there is no mpirun");
     outcome o = {0};
     pipes p;
     int status = 0;
@@ -306,22 +318,41 @@ outcome sheaf_finish(running *r, int seconds) {
 
 /* --- terminals --- */
 
-terminal terminal_open(const char *format, ...) {
+static terminal open_terminal(const how *given, words *w) {
     terminal t = {0};
     struct winsize size = {.ws_row = 24, .ws_col = 80};
-    va_list args;
-    va_start(args, format);
-    words *w = make_words(format, args, t.line, sizeof t.line);
-    va_end(args);
+    how h = given ? *given : (how){0};
+    int n = 0;
+    while (h.env[n]) n++;
+    h.env[n] = "TERM=xterm";
     fflush(NULL);
     t.pid = forkpty(&t.fd, NULL, NULL, &size);
     cr_assert(t.pid >= 0, "forkpty: %s", strerror(errno));
-    if (t.pid == 0) {
-        how h = {.env = {"TERM=xterm"}};
-        become_sheaf(&h, w->argv);
-    }
+    if (t.pid == 0) become_sheaf(&h, w->argv);
     free(w);
     t.shown = calloc(1, 1);
+    return t;
+}
+
+terminal terminal_open(const char *format, ...) {
+    char line[1024];
+    va_list args;
+    va_start(args, format);
+    words *w = make_words(format, args, line, sizeof line);
+    va_end(args);
+    terminal t = open_terminal(NULL, w);
+    memcpy(t.line, line, sizeof t.line);
+    return t;
+}
+
+terminal terminal_open_how(const how *h, const char *format, ...) {
+    char line[1024];
+    va_list args;
+    va_start(args, format);
+    words *w = make_words(format, args, line, sizeof line);
+    va_end(args);
+    terminal t = open_terminal(h, w);
+    memcpy(t.line, line, sizeof t.line);
     return t;
 }
 

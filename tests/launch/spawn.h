@@ -36,6 +36,7 @@ typedef struct how {
     int signal;             /* sent once standard output has said something, or after signal_ms; 0: none */
     int signal_ms;          /* 0: wait for standard output */
     int seconds;            /* 0: 60 */
+    int ranks;              /* so many processes, by mpirun; skips the test where there is none. 0: one, by itself */
     int n_limits;
     struct {
         int resource;
@@ -74,6 +75,8 @@ typedef struct terminal {
     char *shown; /* everything so far, with a NUL behind */
     size_t n, cap;
 } terminal;
+/* `env` of `h` counts, if not NULL. */
+terminal terminal_open_how(const how *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
 terminal terminal_open(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void terminal_type(terminal *t, const char *text);
 /* Reads until `text` was shown after position `from`, at most `seconds`; false if it never was. */

@@ -53,8 +53,50 @@ Test(usage, settings_are_listed_with_value_and_default, .timeout = 60) {
     expect_code(o, 0);
     expect_has(o, o.out, "SHEAF_CPU_LEVEL");
     expect_has(o, o.out, "SHEAF_COMM_TIMEOUT_MS");
-    expect_has(o, o.out, "default: 2000, now: 77");
+    expect_has(o, o.out, "(0 to 1000000; default: 2000, now: 77)");
     outcome_free(&o);
+}
+
+Test(usage, help_of_a_command_is_had_three_ways, .timeout = 60) {
+    outcome a = sheaf("run --help"), b = sheaf("help run"), c = sheaf("--help run"), none = sheaf("help nosuch");
+    expect_code(a, 0);
+    expect_text(b.out, a.out);
+    expect_text(c.out, a.out);
+    expect_refusal(&none, 2);
+    outcome_free(&a);
+    outcome_free(&b);
+    outcome_free(&c);
+    outcome_free(&none);
+    for (int i = 0; i < N_COMMANDS; i++) {
+        outcome o = sheaf("%s --version", commands[i]);
+        expect_code(o, 0);
+        expect_has(o, o.out, "sheaf ");
+        outcome_free(&o);
+    }
+}
+
+Test(usage, help_says_only_what_is_true_of_the_command, .timeout = 60) {
+    static const struct {
+        const char *command, *has, *has_not;
+    } cases[] = {
+        {"run", "layer: not yet", "bench"},
+        {"run", "q8_0", "(bench"},
+        {"run", "/clear", "e+09"},
+        {"split", "--memory", "(bench"},
+        {"graph", "--explain", "  --memory"},
+        {"tokenize", "(no chat template)", "one user message"},
+        {"inspect", "--check", "effect:\n\n"},
+        {"bench", "N,...", "(bench"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        outcome o = sheaf("%s --help", cases[i].command);
+        expect_has(o, o.out, cases[i].has);
+        expect_has_not(o, o.out, cases[i].has_not);
+        cr_assert(strcmp(o.out + o.out_n - 2, ":\n"), "%s: an empty list ends the help", cases[i].command);
+        for (const char *p = o.out; *p; p += strcspn(p, "\n"), p += *p == '\n')
+            cr_assert(strcspn(p, "\n") < 170, "%s: a long line: %.200s", cases[i].command, p);
+        outcome_free(&o);
+    }
 }
 
 /* --- what is no usage --- */
@@ -134,6 +176,9 @@ Test(usage, words_that_cannot_be_meant_are_refused, .timeout = 300) {
         {"tokenize -m " TINY " --decode 1,x", "--decode"},
         {"tokenize -m " TINY " --decode ''", "--decode"},
         {"tokenize -m " TINY " -p x stray", "stray"},
+        {"bench -m " TINY " -p 0 -n 0", "nothing"},
+        {"run -m " TINY " -p x -sm none -ts 1,0 --devices cpu/2", "-ts"},
+        {"run -m " TINY " -p x -sys a -sysf b", "-sysf"},
         {"inspect", "inspect"},
         {"inspect " TINY " " TINY, "inspect"},
     };
@@ -143,6 +188,60 @@ Test(usage, words_that_cannot_be_meant_are_refused, .timeout = 300) {
         expect_says(o, cases[i].says);
         outcome_free(&o);
     }
+}
+
+/* What is refused by an option's own range or list is told with what the option is. */
+Test(usage, a_refused_value_comes_with_what_may_stand_there, .timeout = 100) {
+    static const struct {
+        const char *line, *says, *hint;
+    } cases[] = {
+        {"run -m " TINY " -p x -n -2", "-1 is the least", "until the end"},
+        {"run -m " TINY " -p x -t -1", "-t -1", "default"},
+        {"run -m " TINY " -p x -c -5", "2147483647", "the model's"},
+        {"run -m " TINY " -p x -sm layer", "-sm layer", "-sm tensor"},
+        {"run -m " TINY " -p x -sm layer --devices cpu/2", "-sm layer", "-sm tensor"},
+        {"run -m " TINY " -p x -ctk f64", "-ctk f64", "f16, f32, bf16, q8_0"},
+        {"run -m " TINY " -p x -ctk foo", "-ctk foo", "f16, f32, bf16, q8_0"},
+        {"run -m " TINY " -p x -ctv q4_k", "-ctv q4_k", "f16, f32, bf16, q8_0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        outcome o = sheaf("%s", cases[i].line);
+        expect_refusal(&o, 2);
+        expect_says(o, cases[i].says);
+        expect_says(o, "\nhint: ");
+        expect_has(o, strstr(o.err, "\nhint: "), cases[i].hint);
+        outcome_free(&o);
+    }
+}
+
+/* Every type that the hint offers works, and is as near to f32 as its bits allow. */
+Test(usage, offered_cache_types_are_true, .timeout = 300) {
+    static const struct {
+        const char *name;
+        double kl;
+    } types[] = {{"f32", 1e-4}, {"f16", 1e-3}, {"bf16", 1e-2}, {"q8_0", 1e-2},
+                 {"q5_1", 0.1}, {"q5_0", 0.1}, {"q4_1", 0.3},  {"q4_0", 0.3}};
+    char *folder = make_folder(), base[600];
+    snprintf(base, sizeof base, "%s/base.kld", folder);
+    outcome o = sheaf("perplexity -m " TINY " -f " TALES " -c 128 --chunks 2 -q -ctk f32 -ctv f32 "
+                      "--kl-divergence-base %s",
+                      base);
+    expect_code(o, 0);
+    outcome_free(&o);
+    outcome help = sheaf("run --help");
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        expect_has(help, help.out, types[i].name);
+        o = sheaf("perplexity -m " TINY " -f " TALES " --chunks 2 -q -ctk %s -ctv %s --kl-divergence-base %s "
+                  "--kl-divergence --json",
+                  types[i].name, types[i].name, base);
+        cJSON *j = expect_json(&o);
+        double kl = expect_key(&o, j, "kl_mean", cJSON_Number)->valuedouble;
+        cr_assert(kl < types[i].kl, "%s: divergence %g", types[i].name, kl);
+        cJSON_Delete(j);
+        outcome_free(&o);
+    }
+    outcome_free(&help);
+    remove_folder(folder);
 }
 
 /* --- llama.cpp's flags --- */
