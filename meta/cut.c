@@ -99,20 +99,29 @@ static void find_readers(cutter *c) {
 /* --- graphs
  * ----------------------------------------------------------------------------------------------------------- */
 
-/* A leaf that stands for what is computed elsewhere. */
-static sheaf_status stand_in(cutter *c, sheaf_graph *g, int32_t shard, sheaf_tensor **out) {
+/* A leaf that stands for what is computed elsewhere. A view still says whose bytes it sees: a later write into them
+ * must wait for those who read it here. */
+static sheaf_status stand_in(cutter *c, sheaf_graph *g, int32_t shard, sheaf_tensor *root, sheaf_tensor **out) {
     sheaf_tensor *t = sheaf_arena_alloc(c->p->arena, sizeof *t);
     if (!t) return no_arena(c);
     *t = c->m->shards[shard].header;
     t->op = SHEAF_OP_NONE;
-    t->view_offs = 0;
+    t->view_src = root;
+    if (!root) t->view_offs = 0;
     *out = c->local[shard] = t;
     return sheaf_graph_add(g, t, true);
 }
 
 static sheaf_status header_of(cutter *c, sheaf_graph *g, int32_t shard, sheaf_tensor **out) {
+    sheaf_tensor *root = NULL;
+    int32_t of = c->m->shards[shard].root;
     *out = c->local[shard];
-    return *out ? SHEAF_OK : stand_in(c, g, shard, out);
+    if (*out) return SHEAF_OK;
+    if (of >= 0 && !(root = c->local[of])) { /* a root is no view itself */
+        sheaf_status s = stand_in(c, g, of, NULL, &root);
+        if (s) return s;
+    }
+    return stand_in(c, g, shard, root, out);
 }
 
 static sheaf_status add_member_node(cutter *c, sheaf_graph *g, int32_t shard, uint32_t flags) {

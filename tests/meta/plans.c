@@ -94,6 +94,11 @@ static sheaf_tensor *plain_node(notation *t, const call *c) {
     if (strcmp(c->op, name) == 0) return made
     OP("mul_mat", sheaf_mul_mat(a, x, arg(t, c, 1)));
     OP("row_parallel", sheaf_mul_mat_segments(a, sheaf_mul_mat(a, x, arg(t, c, 1)), (int32_t)number(c, 2)));
+    OP("unrounded",
+       sheaf_unrounded(a, sheaf_mul_mat_segments(a, sheaf_mul_mat(a, x, arg(t, c, 1)), (int32_t)number(c, 2))));
+    OP("experts", sheaf_mul_mat_id(a, x, arg(t, c, 1), arg(t, c, 2)));
+    OP("experts_sum", sheaf_mul_mat_id_sum(a, x, arg(t, c, 1), arg(t, c, 2), (int32_t)number(c, 3)));
+    OP("round", sheaf_round(a, x));
     OP("add", sheaf_add(a, x, arg(t, c, 1)));
     OP("mul", sheaf_mul(a, x, arg(t, c, 1)));
     OP("silu", sheaf_unary_op(a, x, SHEAF_UNARY_SILU));

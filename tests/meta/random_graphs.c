@@ -144,9 +144,29 @@ static sheaf_tensor *random_attention(rng *r, made *m) {
     return NULL;
 }
 
+/* Matrices by id (some ids name none), biases by id, elements by id; sums of products stay unrounded until they meet.
+ */
+static sheaf_tensor *random_experts(rng *r, made *m) {
+    sheaf_arena *a = m->work;
+    for (int k = 0; k < 30; k++) {
+        sheaf_tensor *w = cont_of(m, pick(r, m)), *x = cont_of(m, pick(r, m));
+        int64_t used = x->ne[1], tokens = x->ne[2];
+        if (x->ne[3] != 1 || used * tokens > m->ids->ne[0]) continue;
+        sheaf_tensor *ids = sheaf_view_2d(a, m->ids, used, tokens, (size_t)used * sizeof(int32_t), 0);
+        if (below(r, 4) == 0 && w->ne[0] == x->ne[0] && w->ne[2] * w->ne[3] == 1) return sheaf_add_id(a, x, w, ids);
+        if (below(r, 4) == 0 && w->ne[1] == tokens && w->ne[2] * w->ne[3] == 1) return sheaf_pick(a, w, ids);
+        if (w->ne[0] != x->ne[0] || w->ne[3] != 1) continue;
+        if (below(r, 2)) return sheaf_mul_mat_id(a, w, x, ids);
+        sheaf_tensor *sum = sheaf_mul_mat_id_sum(a, w, x, ids, 1);
+        if (below(r, 2)) sum = sheaf_add(a, sum, sheaf_mul_mat_id_sum(a, w, sheaf_scale(a, x, 0.5f, 1), ids, 1));
+        return sheaf_round(a, sum);
+    }
+    return NULL;
+}
+
 static sheaf_tensor *random_op(rng *r, made *m) {
     sheaf_tensor *x = pick(r, m), *y;
-    switch (below(r, 24)) {
+    switch (below(r, 26)) {
     case 0: return sheaf_unary_op(m->work, x, below(r, 2) ? SHEAF_UNARY_SILU : SHEAF_UNARY_NEG);
     case 1: return sheaf_scale(m->work, x, 0.5f, below(r, 2) ? 0.0f : 1.0f);
     case 2: y = partner(r, m, x); return y ? sheaf_add(m->work, x, y) : NULL;
@@ -179,6 +199,8 @@ static sheaf_tensor *random_op(rng *r, made *m) {
     case 20: return random_lookup(r, m, x);
     case 21: return random_write(r, m, x);
     case 22: return random_attention(r, m);
+    case 23:
+    case 24: return random_experts(r, m);
     default: return sheaf_div(m->work, x, sheaf_scale(m->work, sheaf_unary_op(m->work, x, SHEAF_UNARY_SQR), 1, 1));
     }
 }
