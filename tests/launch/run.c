@@ -388,6 +388,24 @@ Test(run, many_devices_give_the_same_tokens_and_hash, .timeout = 120) {
     free(hash);
 }
 
+/* What ./quickstart shows must not run in circles: no eight tokens come twice. */
+Test(run, the_demo_repeats_no_eight_tokens, .timeout = 60) {
+    enum { N = 8 };
+    outcome o =
+        sheaf("run -m " TINY " --raw -p 'There was once upon a time a king who had' -n 160 --temp 0.7 --seed 11 "
+              "--json --devices cpu/2");
+    cJSON *j = expect_json(&o);
+    const cJSON *tokens = expect_key(&o, j, "tokens", cJSON_Array);
+    int n = cJSON_GetArraySize(tokens), id[160];
+    cr_assert(n > 100 && n <= 160, "%d tokens", n);
+    for (int i = 0; i < n; i++) id[i] = cJSON_GetArrayItem(tokens, i)->valueint;
+    for (int a = 0; a + N <= n; a++)
+        for (int b = a + 1; b + N <= n; b++)
+            cr_assert(memcmp(id + a, id + b, N * sizeof *id) != 0, "the tokens from %d come again at %d", a, b);
+    cJSON_Delete(j);
+    outcome_free(&o);
+}
+
 /* The mode without: plain sums. The text stays; that the bits go shows that the switch switches. */
 Test(run, the_same_bits_can_be_given_up, .timeout = 120) {
     static const char *const lists[] = {"cpu", "cpu/3"};
