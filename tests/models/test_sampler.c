@@ -208,6 +208,26 @@ Test(sampler, the_same_seed_gives_the_same_tokens, .timeout = 120) {
     sheaf_sampler_free(c);
 }
 
+Test(sampler, reset_begins_again, .timeout = 120) {
+    float logits[50];
+    int32_t first[100], id;
+    for (int i = 0; i < 50; i++) logits[i] = sinf((float)i);
+    sheaf_sampler_options o = sheaf_sampler_defaults();
+    o.seed = 42;
+    o.repeat_penalty = 1.5f;
+    o.repeat_last_n = 7;
+    sheaf_sampler *s = make(o, 50);
+    for (int round = 0; round < 2; round++) {
+        for (int k = 0; k < 100; k++) {
+            expect_ok(sheaf_sample(s, logits, &id));
+            if (round == 0) first[k] = id;
+            cr_assert(id == first[k], "token %d after a reset is %d, at first %d", k, id, first[k]);
+        }
+        sheaf_sampler_reset(s);
+    }
+    sheaf_sampler_free(s);
+}
+
 Test(sampler, impossible_options_are_refused, .timeout = 120) {
     sheaf_sampler_options bad[6];
     for (int i = 0; i < 6; i++) bad[i] = sheaf_sampler_defaults();
