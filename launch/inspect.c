@@ -110,7 +110,10 @@ static void check_model(const char *path, problems *p) {
         sheaf_model_options mo = {
             .registry = registry, .devices = &device, .n_devices = 1, .devices_name = "cpu", .no_data = true};
         s = sheaf_model_load(path, &mo, &model);
-        if (s && s != SHEAF_E_UNSUPPORTED) problem(p, "%s", sheaf_error());
+        if (sheaf_status_exit_code(s) == 4)
+            p->lost = true; /* what is missing here is no fault of the file */
+        else if (s && s != SHEAF_E_UNSUPPORTED)
+            problem(p, "%s", sheaf_error());
     }
     sheaf_model_free(model);
     sheaf_registry_free(registry);

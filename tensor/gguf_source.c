@@ -15,11 +15,16 @@
 
 enum { FIRST_LOAD = 64 << 10 };
 
+/* A file is bad unless the machine has no more to give. */
+static sheaf_status status_of(int code) {
+    return code == EMFILE || code == ENFILE || code == ENOMEM ? SHEAF_E_NO_MEMORY : SHEAF_E_IO;
+}
+
 sheaf_status gguf_file_open(gguf_file *f, const char *path) {
     *f = (gguf_file){.fd = -1};
     /* O_NONBLOCK: opening a FIFO would wait for a writer; regular files do not mind. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return sheaf_fail(SHEAF_E_IO, "%s: %s", path, strerror(errno));
+    if (fd < 0) return sheaf_fail(status_of(errno), "%s: %s", path, strerror(errno));
     sheaf_status s = SHEAF_OK;
     struct stat st;
     if (fstat(fd, &st) != 0) {

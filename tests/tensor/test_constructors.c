@@ -143,7 +143,7 @@ Test(ops, what_does_not_fit_is_refused_with_both_shapes) {
     expect_refused(sheaf_mul_mat(a, X, sheaf_transpose(a, f32(5, 64, 5, 1))), SHEAF_E_SHAPE, "whole rows");
     expect_refused(sheaf_mul_mat_segments(a, sheaf_mul_mat(a, sheaf_new_2d(a, SHEAF_Q4_0, 64, 2), X), 16),
                    SHEAF_E_SHAPE, "segments");
-    expect_refused(sheaf_mul_mat_segments(a, X, 32), SHEAF_E_SHAPE, "only a mul_mat");
+    expect_refused(sheaf_mul_mat_segments(a, X, 32), SHEAF_E_SHAPE, "only a product");
     expect_refused(sheaf_get_rows(a, X, sheaf_new_1d(a, SHEAF_I32, 4)), SHEAF_E_SHAPE, "matrix");
     expect_refused(sheaf_get_rows(a, f32(64, 9, 1, 1), sheaf_new_1d(a, SHEAF_I64, 4)), SHEAF_E_SHAPE, "i32");
     expect_refused(sheaf_set_rows(a, f32(64, 9, 1, 1), f32(64, 3, 1, 1), sheaf_new_1d(a, SHEAF_I64, 2)), SHEAF_E_SHAPE,
