@@ -5,17 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
-
 static const char *const lines[] = {
     "run -m " TINY " -p Once -n 4 --temp 0 -q",
     "run -m " TINY " -p Once -n 4 --temp 0 -q --devices cpu/2",
