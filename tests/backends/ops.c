@@ -667,9 +667,6 @@ static void check_tails(workbench *w, const char *level, sheaf_type type, int64_
 }
 
 Test(ops, tails_of_small_products, .timeout = 300) {
-#if defined(__SANITIZE_THREAD__)
-    skip_test("it is about numbers; threads share products of every size in the other rows");
-#endif
     static const int64_t lengths[] = {1, 31, 32, 33, 64, 256};
     static const sheaf_type types[] = {SHEAF_F32,  SHEAF_F16,  SHEAF_BF16, SHEAF_Q4_0, SHEAF_Q4_1,
                                        SHEAF_Q5_0, SHEAF_Q8_0, SHEAF_Q4_K, SHEAF_Q5_K, SHEAF_Q6_K};
