@@ -6,10 +6,12 @@
 #include <editline/readline.h>
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "launch/generate.h"
 
@@ -50,13 +52,47 @@ static bool end_is_waiting(void) {
     return poll(&f, 1, 0) == 1 && !ioctl(STDIN_FILENO, FIONREAD, &text) && text == 0;
 }
 
+static sigset_t while_waiting; /* the signals that are held while the editor waits for a key: all but Ctrl-C's */
+
+/* One character for the line editor, or -1. Ctrl-C's signal is let in only while we wait: between a look at the flag
+ * and a plain read() it would set the flag and leave the read waiting for a key. */
+static int typed_char(FILE *in) {
+    struct pollfd f = {.fd = fileno(in), .events = POLLIN};
+    mbstate_t state = {0};
+    for (;;) {
+        char byte;
+        wchar_t wide;
+        if (interrupted) return -1;
+        if (ppoll(&f, 1, NULL, &while_waiting) < 0) {
+            if (errno != EINTR) return -1;
+            if (!interrupted) rl_forced_update_display(); /* stopped and continued, or the window has another size */
+            continue;
+        }
+        if (read(f.fd, &byte, 1) != 1) return -1;
+        size_t n = mbrtowc(&wide, &byte, 1, &state);
+        if (n == (size_t)-1) memset(&state, 0, sizeof state); /* no text: the editor has no use for it */
+        if (n <= 1) return (int)wide;
+    }
+}
+
+static char *edited_line(void) {
+    sigset_t held;
+    sigemptyset(&held);
+    sigaddset(&held, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &held, &while_waiting);
+    rl_getc_function = typed_char;
+    char *line = readline("> ");
+    pthread_sigmask(SIG_SETMASK, &while_waiting, NULL);
+    return line;
+}
+
 /* The next line, malloc'd; NULL at the end. An interrupt gives an empty line. */
 static char *next_line(bool terminal, bool prompted) {
     interrupted = 0;
     if (terminal) {
         if (end_is_waiting()) return NULL;
         prompt_begins();
-        char *line = readline("> ");
+        char *line = edited_line();
         prompt_ends();
         if (!line && interrupted) {
             interrupted = 0;

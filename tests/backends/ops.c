@@ -2,6 +2,7 @@
  * every number of threads. Cases are rows of tables; a row says how to build one node. */
 #include "tests/backends/reference.h"
 #include "tests/backends/workbench.h"
+#include "tests/support/sanitized.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -64,8 +65,10 @@ static double worst_error(const sheaf_tensor *node, const double *expected) {
     return worst;
 }
 
-/* Builds, computes, compares. The result's bytes go to *bytes (the caller frees). */
-static void run_case(workbench *w, const op_case *c, const char *where, uint8_t **bytes, size_t *n_bytes) {
+/* Builds, computes, compares. *expected is worked out where it is NULL, for the same case has the same operands
+ * everywhere; the result's bytes go to *bytes. The caller frees both. */
+static void run_case(workbench *w, const op_case *c, const char *where, double **expected, uint8_t **bytes,
+                     size_t *n_bytes) {
     sheaf_graph *g;
     cr_assert_eq(workbench_clear(w), SHEAF_OK, "%s", sheaf_error());
     sheaf_tensor *node = c->build(w->arena, c);
@@ -73,12 +76,13 @@ static void run_case(workbench *w, const op_case *c, const char *where, uint8_t 
     cr_assert_eq(workbench_place(w, 12345), SHEAF_OK, "%s", sheaf_error());
     fill_integers(node, 99);
     cr_assert(sheaf_device_supports_op(w->device, node), "%s %s: not supported", where, c->name);
-    double *expected = malloc((size_t)(sheaf_nelements(node) + 1) * sizeof *expected);
-    reference_eval(node, expected);
+    if (!*expected) {
+        *expected = malloc((size_t)(sheaf_nelements(node) + 1) * sizeof **expected);
+        reference_eval(node, *expected);
+    }
     cr_assert_eq(sheaf_backend_compute(w->backend, g), SHEAF_OK, "%s %s: %s", where, c->name, sheaf_error());
-    double worst = worst_error(node, expected);
+    double worst = worst_error(node, *expected);
     cr_assert(worst <= c->bound, "%s %s: error %g, bound %g", where, c->name, worst, c->bound);
-    free(expected);
     *n_bytes = sheaf_nbytes(node);
     *bytes = malloc(*n_bytes + 1);
     if (*n_bytes) memcpy(*bytes, node->data, *n_bytes);
@@ -86,6 +90,7 @@ static void run_case(workbench *w, const op_case *c, const char *where, uint8_t 
 
 /* All rows of a table at every level and number of threads; bits must not depend on the threads. */
 static void run_table(const op_case *cases, int n) {
+    double **expected = calloc((size_t)n, sizeof *expected);
     for (const char *const *level = kernel_levels(); *level; level++) {
         uint8_t **first = calloc((size_t)n, sizeof *first);
         for (int t = 0; t < N_THREAD_COUNTS; t++) {
@@ -96,7 +101,7 @@ static void run_table(const op_case *cases, int n) {
             for (int i = 0; i < n; i++) {
                 uint8_t *bytes;
                 size_t size;
-                run_case(&w, &cases[i], where, &bytes, &size);
+                run_case(&w, &cases[i], where, &expected[i], &bytes, &size);
                 if (t == 0) {
                     first[i] = bytes;
                     continue;
@@ -110,6 +115,8 @@ static void run_table(const op_case *cases, int n) {
         for (int i = 0; i < n; i++) free(first[i]);
         free(first);
     }
+    for (int i = 0; i < n; i++) free(expected[i]);
+    free(expected);
 }
 
 #define RUN(table) run_table(table, (int)(sizeof(table) / sizeof(table)[0]))
@@ -508,7 +515,7 @@ Test(ops, products_by_id, .timeout = 300) {
     } shapes[] = {
         {"one token", mul_mat_id, 2, 70, 1, 512},
         {"one column a token", mul_mat_id, 2 + 16, 33, 5, 512},
-        {"many", mul_mat_id, 3, 300, 170, 512}, /* more columns an expert than one tile holds */
+        {"many", mul_mat_id, 3, 130, 170, 512}, /* more columns an expert than one tile holds */
         {"segments", mul_mat_id_segments, 2, 33, 5, 512},
         {"sum", mul_mat_id, 2 + 32, 33, 5, 512},
         {"sum of one", mul_mat_id, 1 + 32, 33, 1, 512},
@@ -637,6 +644,9 @@ Test(ops, experts_refuse_what_does_not_fit, .timeout = 30) {
  * every n columns of the same matrices, so that the largest one's reference serves all. */
 enum { TAILS = 40 };
 
+/* Sanitizers look at the borders of tiles, which are multiples of 8, and at the smallest numbers. */
+static bool tail_counts(int64_t x) { return !SANITIZED || x <= 4 || (x + 1) % 8 <= 2; }
+
 static void check_tails(workbench *w, const char *level, sheaf_type type, int64_t k) {
     static sheaf_tensor *node[TAILS + 1][TAILS + 1];
     static double expected[TAILS * TAILS];
@@ -646,6 +656,7 @@ static void check_tails(workbench *w, const char *level, sheaf_type type, int64_
     cr_assert_eq(sheaf_graph_new(w->arena, 8192, &g), SHEAF_OK, "%s", sheaf_error());
     for (int64_t m = 1; m <= TAILS; m++)
         for (int64_t n = 1; n <= TAILS; n++) {
+            if (!tail_counts(m) || !tail_counts(n)) continue;
             node[m][n] = sheaf_mul_mat(w->arena, sheaf_view_2d(w->arena, a, k, m, a->nb[1], 0),
                                        sheaf_view_2d(w->arena, x, k, n, x->nb[1], 0));
             cr_assert_eq(sheaf_graph_expand(g, node[m][n]), SHEAF_OK, "%s", sheaf_error());
@@ -658,7 +669,7 @@ static void check_tails(workbench *w, const char *level, sheaf_type type, int64_
     for (int i = 0; i < TAILS * TAILS; i++) largest = fmax(largest, fabs(expected[i]));
     for (int64_t m = 1; m <= TAILS; m++)
         for (int64_t n = 1; n <= TAILS; n++)
-            for (int64_t i = 0; i < m * n; i++) {
+            for (int64_t i = 0; i < m * n && tail_counts(m) && tail_counts(n); i++) {
                 double e = expected[i / m * TAILS + i % m], got = (double)((float *)node[m][n]->data)[i];
                 if (fabs(got - e) / largest <= bound) continue;
                 cr_assert(false, "%s %s m %d n %d k %d, row %d column %d: %g, expected %g", level,

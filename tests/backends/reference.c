@@ -200,28 +200,34 @@ static void matmul(const sheaf_tensor *n, double *out) {
         }
 }
 
-/* One column of w[id] x, all experts dense: out[m]; zeros for a foreign id. */
-static void expert_column(const sheaf_tensor *w, const sheaf_tensor *x, int64_t id, int64_t j, int64_t t, double *out) {
-    for (int64_t m = 0; m < w->ne[1]; m++) out[m] = 0;
-    if (id < 0 || id >= w->ne[2]) return;
-    double *a = matrix(w, id, 0);
-    for (int64_t m = 0; m < w->ne[1]; m++)
-        for (int64_t k = 0; k < w->ne[0]; k++) out[m] += a[m * w->ne[0] + k] * wrapped(x, k, j, t, 0);
-    free(a);
+/* Every expert dense, one behind the other. */
+static double **experts(const sheaf_tensor *w) {
+    double **all = malloc((size_t)(w->ne[2] + 1) * sizeof *all);
+    for (int64_t id = 0; id < w->ne[2]; id++) all[id] = matrix(w, id, 0);
+    return all;
 }
 
+/* A foreign id adds nothing: zeros. */
 static void matmul_id(const sheaf_tensor *n, double *out) {
-    const sheaf_tensor *ids = n->src[2];
+    const sheaf_tensor *w = n->src[0], *x = n->src[1], *ids = n->src[2];
     bool sum = n->params.mul_mat.over_used;
-    double *column = malloc((size_t)(n->ne[0] + 1) * sizeof *column);
+    double **dense = experts(w), *column = malloc((size_t)(w->ne[0] + 1) * sizeof *column);
     memset(out, 0, (size_t)sheaf_nelements(n) * sizeof *out);
     for (int64_t t = 0; t < ids->ne[1]; t++)
         for (int64_t j = 0; j < ids->ne[0]; j++) {
-            expert_column(n->src[0], n->src[1], (int64_t)reference_at(ids, j, t, 0, 0), j, t, column);
+            int64_t id = (int64_t)reference_at(ids, j, t, 0, 0);
             double *into = out + (sum ? t : t * ids->ne[0] + j) * n->ne[0];
-            for (int64_t m = 0; m < n->ne[0]; m++) into[m] += column[m];
+            if (id < 0 || id >= w->ne[2]) continue;
+            for (int64_t k = 0; k < w->ne[0]; k++) column[k] = wrapped(x, k, j, t, 0);
+            for (int64_t m = 0; m < w->ne[1]; m++) {
+                double one = 0;
+                for (int64_t k = 0; k < w->ne[0]; k++) one += dense[id][m * w->ne[0] + k] * column[k];
+                into[m] += one;
+            }
         }
+    for (int64_t id = 0; id < w->ne[2]; id++) free(dense[id]);
     free(column);
+    free(dense);
 }
 
 static double added_id(const sheaf_tensor *n, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {

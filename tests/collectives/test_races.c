@@ -1,15 +1,11 @@
 /* Ten thousand ops in a row with nobody waiting in between: addends are rewritten the moment their op
  * allows it, so an op that reads late, or a slot that is reused early, shows as a wrong sum. */
 #include "tests/collectives/party.h"
+#include "tests/support/sanitized.h"
 
 #include <criterion/criterion.h>
 
-#if defined(__SANITIZE_THREAD__)
-enum { OPS = 1500 };
-#else
-enum { OPS = 10000 };
-#endif
-enum { ROW = 96 };
+enum { OPS = UNDER_TSAN ? 1500 : 10000, ROW = 96 };
 
 typedef struct writer {
     double *to;

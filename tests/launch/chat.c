@@ -165,8 +165,8 @@ Test(chat, ctrl_d_ends, .timeout = 60) {
 Test(chat, ctrl_c_at_the_prompt_clears_the_line, .timeout = 60) {
     terminal t = terminal_open("run -m %s -i --temp 0 -n 4", model);
     cr_assert(terminal_wait(&t, 0, "> ", 20), "no prompt was shown: \"%s\"", t.shown);
-    for (int i = 0; i < 3; i++) {
-        terminal_settle(&t, 300); /* the line editor has taken the terminal over */
+    for (int i = 0; i < 12; i++) {
+        terminal_settle(&t, 100); /* the line editor has taken the terminal over */
         size_t at = t.n;
         terminal_type(&t, "never sent");
         cr_assert(terminal_wait(&t, at, "sent", 10), "no echo: \"%s\"", t.shown);

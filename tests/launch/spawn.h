@@ -20,20 +20,10 @@
 #include <sys/resource.h>
 #include <sys/types.h>
 
+#include "tests/support/sanitized.h"
+
 #define TINY  SHEAF_SOURCE_DIR "/models/tiny/sheaf-tiny-q8_0.gguf"
 #define TALES SHEAF_SOURCE_DIR "/models/tiny/household-tales.txt"
-
-/* Built with a sanitizer that makes everything slow and large? */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
 
 enum { MAX_LIMITS = 4, MAX_ENV = 8 };
 

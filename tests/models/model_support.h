@@ -7,18 +7,14 @@
 #include "golden.h"
 #include "models/model.h"
 #include "tests/support/expect.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/support.h"
 
 #include <math.h>
 
 /* Under the thread sanitizer a model is fifty times slower, and races do not depend on the types of elements: there the
  * f32 cases stand for all. */
-#if defined(__SANITIZE_THREAD__)
-#define F32_CASES_ONLY 1
-#else
-#define F32_CASES_ONLY 0
-#endif
-static inline bool case_is_left_out(const fixture_case *c) { return F32_CASES_ONLY && strcmp(c->type, "f32") != 0; }
+static inline bool case_is_left_out(const fixture_case *c) { return UNDER_TSAN && strcmp(c->type, "f32") != 0; }
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -51,7 +51,7 @@ Test(devices, every_golden_case_gives_the_same_bits_on_two_and_three, .timeout =
     static const char *const lists[] = {"cpu/2", "cpu/3", "cpu/5"};
     while (fixture_next(f, &c) == 1) {
         if (case_is_left_out(&c)) continue;
-        same_bits(c.name, F32_CASES_ONLY ? lists + 1 : lists, F32_CASES_ONLY ? 1 : strcmp(c.family, "llama") ? 3 : 2);
+        same_bits(c.name, UNDER_TSAN ? lists + 1 : lists, UNDER_TSAN ? 1 : strcmp(c.family, "llama") ? 3 : 2);
     }
     fclose(f);
 }
@@ -59,7 +59,7 @@ Test(devices, every_golden_case_gives_the_same_bits_on_two_and_three, .timeout =
 Test(devices, head_counts_that_do_not_divide_give_the_same_bits, .timeout = 600) {
     static const char *const lists[] = {"cpu/4", "cpu/5", "cpu/7", "cpu/8", "cpu/9"};
     static const char *const names[] = {"h9k3-f32", "h9k3-q4_0", "h8k1-q8_0", "h28k4-q8_0", "ff1408-q8_0", "ff32-q4_0"};
-    for (size_t i = 0; i < (F32_CASES_ONLY ? 1 : sizeof names / sizeof *names); i++) same_bits(names[i], lists, 5);
+    for (size_t i = 0; i < (UNDER_TSAN ? 1 : sizeof names / sizeof *names); i++) same_bits(names[i], lists, 5);
 }
 
 Test(devices, uneven_and_empty_shares_give_the_same_bits, .timeout = 600) {

@@ -26,16 +26,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_THREAD__)
-#define UNDER_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define UNDER_TSAN 1
-#endif
-#endif
-#ifndef UNDER_TSAN
-#define UNDER_TSAN 0
-#endif
+#include "tests/support/sanitized.h"
 
 /* A test's timeout is meant for a program at full speed. */
 enum { SLOWER_IN_PROCESS = 20 };
