@@ -12,13 +12,11 @@
  *     out     = attn_out (v_b y)
  *
  * q_b (q), k_b, v_b and attn_out are cut by head; the latents are small and made on every device. */
-#include "models/model_internal.h"
+#include "models/weight_rows.h"
 
 static const weight_row rows[] = {
-    {W_TOKEN_EMBD, {DIM_EMBD, DIM_VOCAB}, NEED_ALWAYS, false},
-    {W_OUTPUT_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_OUTPUT, {DIM_EMBD, DIM_VOCAB}, NEED_OPTIONAL, false},
-    {W_ATTN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
+    ROWS_ENDS,
+    ROWS_PRE_NORMS,
     {W_ATTN_Q, {DIM_EMBD, DIM_Q_MLA}, NEED_NO_LORA_Q, false},
     {W_ATTN_Q_A, {DIM_EMBD, DIM_LORA_Q}, NEED_LORA_Q, false},
     {W_ATTN_Q_A_NORM, {DIM_LORA_Q}, NEED_LORA_Q, true},
@@ -28,15 +26,9 @@ static const weight_row rows[] = {
     {W_ATTN_K_B, {DIM_NOPE, DIM_LORA_KV, DIM_HEADS}, NEED_ALWAYS, false},
     {W_ATTN_V_B, {DIM_LORA_KV, DIM_V_MLA, DIM_HEADS}, NEED_ALWAYS, false},
     {W_ATTN_OUT, {DIM_ATTN_MLA, DIM_EMBD}, NEED_ALWAYS, false},
-    {W_FFN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_FFN_GATE, {DIM_EMBD, DIM_FF}, NEED_DENSE, false},
-    {W_FFN_UP, {DIM_EMBD, DIM_FF}, NEED_DENSE, false},
-    {W_FFN_DOWN, {DIM_FF, DIM_EMBD}, NEED_DENSE, false},
-    {W_ROUTER, {DIM_EMBD, DIM_EXPERTS}, NEED_EXPERTS, false},
+    ROWS_GATED(NEED_DENSE),
+    ROWS_EXPERTS,
     {W_CHOICE_BIAS, {DIM_EXPERTS}, NEED_EXPERTS_OPTIONAL, true},
-    {W_GATE_EXPS, {DIM_EMBD, DIM_FF_EXP, DIM_EXPERTS}, NEED_EXPERTS, false},
-    {W_UP_EXPS, {DIM_EMBD, DIM_FF_EXP, DIM_EXPERTS}, NEED_EXPERTS, false},
-    {W_DOWN_EXPS, {DIM_FF_EXP, DIM_EMBD, DIM_EXPERTS}, NEED_EXPERTS, false},
     {W_GATE_SHEXP, {DIM_EMBD, DIM_FF_SHARED}, NEED_SHARED, false},
     {W_UP_SHEXP, {DIM_EMBD, DIM_FF_SHARED}, NEED_SHARED, false},
     {W_DOWN_SHEXP, {DIM_FF_SHARED, DIM_EMBD}, NEED_SHARED, false},

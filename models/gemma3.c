@@ -1,19 +1,13 @@
 /* Gemma 3: norms before and after attention and feed-forward and of each head of queries and keys, gated by GELU; five
  * layers of six see a window and rotate with a base of their own; the embedding, which serves as the output too, is
  * scaled by the root of its width. Weights of norms are stored as what they multiply by. */
-#include "models/model_internal.h"
+#include "models/weight_rows.h"
 
 #include <math.h>
 
 static const weight_row rows[] = {
-    {W_TOKEN_EMBD, {DIM_EMBD, DIM_VOCAB}, NEED_ALWAYS, false}, {W_OUTPUT_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_OUTPUT, {DIM_EMBD, DIM_VOCAB}, NEED_OPTIONAL, false},   {W_ATTN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_ATTN_Q, {DIM_EMBD, DIM_Q}, NEED_ALWAYS, false},         {W_ATTN_Q_NORM, {DIM_HEAD_K}, NEED_ALWAYS, true},
-    {W_ATTN_K, {DIM_EMBD, DIM_K}, NEED_ALWAYS, false},         {W_ATTN_K_NORM, {DIM_HEAD_K}, NEED_ALWAYS, true},
-    {W_ATTN_V, {DIM_EMBD, DIM_V}, NEED_ALWAYS, false},         {W_ATTN_OUT, {DIM_ATTN, DIM_EMBD}, NEED_ALWAYS, false},
-    {W_ATTN_POST_NORM, {DIM_EMBD}, NEED_ALWAYS, true},         {W_FFN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_FFN_GATE, {DIM_EMBD, DIM_FF}, NEED_ALWAYS, false},      {W_FFN_UP, {DIM_EMBD, DIM_FF}, NEED_ALWAYS, false},
-    {W_FFN_DOWN, {DIM_FF, DIM_EMBD}, NEED_ALWAYS, false},      {W_FFN_POST_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
+    ROWS_ENDS,       ROWS_PRE_NORMS, ROWS_ATTENTION, ROWS_QK_NORMS(DIM_HEAD_K, DIM_HEAD_K), ROWS_GATED(NEED_ALWAYS),
+    ROWS_POST_NORMS,
 };
 
 static sheaf_status read(sheaf_model *m) {

@@ -4,21 +4,18 @@
  *     x = embed(tokens) + positions
  *     each layer:  x += attention(norm(x));  x += down(gelu(up(norm(x))))
  *     logits = output(norm(x)), of the wanted tokens only; output is the embedding where the file has none */
-#include "models/model_internal.h"
+#include "models/weight_rows.h"
 
 static const weight_row rows[] = {
-    {W_TOKEN_EMBD, {DIM_EMBD, DIM_VOCAB}, NEED_ALWAYS, false},
+    ROWS_ENDS,
     {W_POS_EMBD, {DIM_EMBD, DIM_POSITIONS}, NEED_ALWAYS, false},
-    {W_OUTPUT_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
     {W_OUTPUT_NORM_BIAS, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_OUTPUT, {DIM_EMBD, DIM_VOCAB}, NEED_OPTIONAL, false},
-    {W_ATTN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
+    ROWS_PRE_NORMS,
     {W_ATTN_NORM_BIAS, {DIM_EMBD}, NEED_ALWAYS, true},
     {W_ATTN_QKV, {DIM_EMBD, DIM_QKV}, NEED_ALWAYS, false},
     {W_ATTN_QKV_BIAS, {DIM_QKV}, NEED_ALWAYS, true},
     {W_ATTN_OUT, {DIM_ATTN, DIM_EMBD}, NEED_ALWAYS, false},
     {W_ATTN_OUT_BIAS, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_FFN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
     {W_FFN_NORM_BIAS, {DIM_EMBD}, NEED_ALWAYS, true},
     {W_FFN_UP, {DIM_EMBD, DIM_FF}, NEED_ALWAYS, false},
     {W_FFN_UP_BIAS, {DIM_FF}, NEED_ALWAYS, true},

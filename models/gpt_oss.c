@@ -2,30 +2,20 @@
  * activation. The norm before the experts is called after attention in the file.
  *
  *     x += attention(norm(x));  x += experts(norm(x)) */
-#include "models/model_internal.h"
+#include "models/weight_rows.h"
 
 static const weight_row rows[] = {
-    {W_TOKEN_EMBD, {DIM_EMBD, DIM_VOCAB}, NEED_ALWAYS, false},
-    {W_OUTPUT_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_OUTPUT, {DIM_EMBD, DIM_VOCAB}, NEED_OPTIONAL, false},
+    ROWS_ENDS,
     {W_ATTN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_ATTN_Q, {DIM_EMBD, DIM_Q}, NEED_ALWAYS, false},
-    {W_ATTN_Q_BIAS, {DIM_Q}, NEED_OPTIONAL, true},
-    {W_ATTN_K, {DIM_EMBD, DIM_K}, NEED_ALWAYS, false},
-    {W_ATTN_K_BIAS, {DIM_K}, NEED_OPTIONAL, true},
-    {W_ATTN_V, {DIM_EMBD, DIM_V}, NEED_ALWAYS, false},
-    {W_ATTN_V_BIAS, {DIM_V}, NEED_OPTIONAL, true},
-    {W_ATTN_OUT, {DIM_ATTN, DIM_EMBD}, NEED_ALWAYS, false},
+    ROWS_ATTENTION,
+    ROWS_QKV_BIASES,
     {W_ATTN_OUT_BIAS, {DIM_EMBD}, NEED_OPTIONAL, true},
     {W_ATTN_SINKS, {DIM_HEADS}, NEED_ALWAYS, true},
     {W_ATTN_POST_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_ROUTER, {DIM_EMBD, DIM_EXPERTS}, NEED_EXPERTS, false},
+    ROWS_EXPERTS,
     {W_ROUTER_BIAS, {DIM_EXPERTS}, NEED_EXPERTS, true},
-    {W_GATE_EXPS, {DIM_EMBD, DIM_FF_EXP, DIM_EXPERTS}, NEED_EXPERTS, false},
     {W_GATE_EXPS_BIAS, {DIM_FF_EXP, DIM_EXPERTS}, NEED_EXPERTS, true},
-    {W_UP_EXPS, {DIM_EMBD, DIM_FF_EXP, DIM_EXPERTS}, NEED_EXPERTS, false},
     {W_UP_EXPS_BIAS, {DIM_FF_EXP, DIM_EXPERTS}, NEED_EXPERTS, true},
-    {W_DOWN_EXPS, {DIM_FF_EXP, DIM_EMBD, DIM_EXPERTS}, NEED_EXPERTS, false},
     {W_DOWN_EXPS_BIAS, {DIM_EMBD, DIM_EXPERTS}, NEED_EXPERTS, true},
 };
 

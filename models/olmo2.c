@@ -2,23 +2,10 @@
  * queries and keys over all heads at once. These cost a third sum a layer, of two numbers a token: gathering the rows
  * instead would move them whole. With a window (OLMo 3) every fourth layer sees everything, and only there are
  * positions stretched. */
-#include "models/model_internal.h"
+#include "models/weight_rows.h"
 
 static const weight_row rows[] = {
-    {W_TOKEN_EMBD, {DIM_EMBD, DIM_VOCAB}, NEED_ALWAYS, false},
-    {W_OUTPUT_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_OUTPUT, {DIM_EMBD, DIM_VOCAB}, NEED_OPTIONAL, false},
-    {W_ATTN_Q, {DIM_EMBD, DIM_Q}, NEED_ALWAYS, false},
-    {W_ATTN_Q_NORM, {DIM_Q}, NEED_ALWAYS, true},
-    {W_ATTN_K, {DIM_EMBD, DIM_K}, NEED_ALWAYS, false},
-    {W_ATTN_K_NORM, {DIM_K}, NEED_ALWAYS, true},
-    {W_ATTN_V, {DIM_EMBD, DIM_V}, NEED_ALWAYS, false},
-    {W_ATTN_OUT, {DIM_ATTN, DIM_EMBD}, NEED_ALWAYS, false},
-    {W_ATTN_POST_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_FFN_GATE, {DIM_EMBD, DIM_FF}, NEED_ALWAYS, false},
-    {W_FFN_UP, {DIM_EMBD, DIM_FF}, NEED_ALWAYS, false},
-    {W_FFN_DOWN, {DIM_FF, DIM_EMBD}, NEED_ALWAYS, false},
-    {W_FFN_POST_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
+    ROWS_ENDS, ROWS_ATTENTION, ROWS_QK_NORMS(DIM_Q, DIM_K), ROWS_GATED(NEED_ALWAYS), ROWS_POST_NORMS,
 };
 
 static sheaf_status read(sheaf_model *m) {

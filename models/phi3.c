@@ -1,15 +1,18 @@
 /* Phi-3 and Phi-4: llama's layers with queries, keys and values in one weight and gate and up in another; LongRoPE's
  * factors, one list for contexts as long as the first training's and one for longer; a window on every layer where
  * the file names one. */
-#include "models/model_internal.h"
+#include "models/weight_rows.h"
 
 static const weight_row rows[] = {
-    {W_TOKEN_EMBD, {DIM_EMBD, DIM_VOCAB}, NEED_ALWAYS, false}, {W_OUTPUT_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_OUTPUT, {DIM_EMBD, DIM_VOCAB}, NEED_OPTIONAL, false},   {W_ROPE_LONG, {DIM_ROPE_PAIRS}, NEED_OPTIONAL, true},
-    {W_ROPE_SHORT, {DIM_ROPE_PAIRS}, NEED_OPTIONAL, true},     {W_ATTN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_ATTN_QKV, {DIM_EMBD, DIM_QKV}, NEED_ALWAYS, false},     {W_ATTN_QKV_BIAS, {DIM_QKV}, NEED_OPTIONAL, true},
-    {W_ATTN_OUT, {DIM_ATTN, DIM_EMBD}, NEED_ALWAYS, false},    {W_FFN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_FFN_UP, {DIM_EMBD, DIM_2FF}, NEED_ALWAYS, false},       {W_FFN_DOWN, {DIM_FF, DIM_EMBD}, NEED_ALWAYS, false},
+    ROWS_ENDS,
+    {W_ROPE_LONG, {DIM_ROPE_PAIRS}, NEED_OPTIONAL, true},
+    {W_ROPE_SHORT, {DIM_ROPE_PAIRS}, NEED_OPTIONAL, true},
+    ROWS_PRE_NORMS,
+    {W_ATTN_QKV, {DIM_EMBD, DIM_QKV}, NEED_ALWAYS, false},
+    {W_ATTN_QKV_BIAS, {DIM_QKV}, NEED_OPTIONAL, true},
+    {W_ATTN_OUT, {DIM_ATTN, DIM_EMBD}, NEED_ALWAYS, false},
+    {W_FFN_UP, {DIM_EMBD, DIM_2FF}, NEED_ALWAYS, false},
+    {W_FFN_DOWN, {DIM_FF, DIM_EMBD}, NEED_ALWAYS, false},
 };
 
 static sheaf_status read(sheaf_model *m) { return model_read_window(m, 0, 0); }

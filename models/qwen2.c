@@ -1,23 +1,10 @@
 /* Qwen2 and Qwen2.5: llama's layers with biases on queries, keys and values, rotated by halves. */
-#include "models/model_internal.h"
+#include "models/weight_rows.h"
 
 static const weight_row rows[] = {
-    {W_TOKEN_EMBD, {DIM_EMBD, DIM_VOCAB}, NEED_ALWAYS, false},
-    {W_OUTPUT_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_OUTPUT, {DIM_EMBD, DIM_VOCAB}, NEED_OPTIONAL, false},
-    {W_OUTPUT_BIAS, {DIM_VOCAB}, NEED_OPTIONAL, true},
-    {W_ATTN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_ATTN_Q, {DIM_EMBD, DIM_Q}, NEED_ALWAYS, false},
-    {W_ATTN_Q_BIAS, {DIM_Q}, NEED_OPTIONAL, true},
-    {W_ATTN_K, {DIM_EMBD, DIM_K}, NEED_ALWAYS, false},
-    {W_ATTN_K_BIAS, {DIM_K}, NEED_OPTIONAL, true},
-    {W_ATTN_V, {DIM_EMBD, DIM_V}, NEED_ALWAYS, false},
-    {W_ATTN_V_BIAS, {DIM_V}, NEED_OPTIONAL, true},
-    {W_ATTN_OUT, {DIM_ATTN, DIM_EMBD}, NEED_ALWAYS, false},
-    {W_FFN_NORM, {DIM_EMBD}, NEED_ALWAYS, true},
-    {W_FFN_GATE, {DIM_EMBD, DIM_FF}, NEED_ALWAYS, false},
-    {W_FFN_UP, {DIM_EMBD, DIM_FF}, NEED_ALWAYS, false},
-    {W_FFN_DOWN, {DIM_FF, DIM_EMBD}, NEED_ALWAYS, false},
+    ROWS_ENDS,       {W_OUTPUT_BIAS, {DIM_VOCAB}, NEED_OPTIONAL, true},
+    ROWS_PRE_NORMS,  ROWS_ATTENTION,
+    ROWS_QKV_BIASES, ROWS_GATED(NEED_ALWAYS),
 };
 
 static void build(graph_build *b) { layer_decoder(b, SHEAF_GLU_SWIGLU); }
