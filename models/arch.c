@@ -4,12 +4,12 @@
 
 #include <string.h>
 
-static const model_arch *const known[] = {&model_deepseek2, &model_gemma2, &model_gemma3,   &model_gpt2,
-                                          &model_gpt_oss,   &model_llama,  &model_olmo2,    &model_phi3,
-                                          &model_qwen2,     &model_qwen3,  &model_qwen3moe, NULL};
+static const model_arch *const known[] = {&model_deepseek2, &model_gemma2,   &model_gemma3, &model_gpt2, &model_gpt_oss,
+                                          &model_llama,     &model_olmo2,    &model_olmoe,  &model_phi3, &model_qwen2,
+                                          &model_qwen3,     &model_qwen3moe, NULL};
 
 const char *sheaf_known_architectures(void) {
-    return "deepseek2, gemma2, gemma3, gpt2, gpt-oss, llama, olmo2, phi3, qwen2, qwen3, qwen3moe";
+    return "deepseek2, gemma2, gemma3, gpt2, gpt-oss, llama, olmo2, olmoe, phi3, qwen2, qwen3, qwen3moe";
 }
 
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out) {

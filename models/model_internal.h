@@ -172,7 +172,7 @@ typedef struct model_arch {
 /* NULL with SHEAF_E_UNSUPPORTED and the known names when there is none. */
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out);
 extern const model_arch model_deepseek2, model_gemma2, model_gemma3, model_gpt2, model_gpt_oss, model_llama,
-    model_olmo2, model_phi3, model_qwen2, model_qwen3, model_qwen3moe;
+    model_olmo2, model_olmoe, model_phi3, model_qwen2, model_qwen3, model_qwen3moe;
 
 /* --- model -------------------------------------------------------------------------------------------- */
 
