@@ -332,12 +332,24 @@ static sheaf_status gather_desc(meta_plan *p, const plan_item *t, sheaf_comm_des
     return SHEAF_OK;
 }
 
+/* What people know the tensor by: its own name, or, as what is summed is often an unnamed step of a layer, that of the
+ * sum, alone or with what is added to it. "" where none has one. */
+static const char *collective_name(const meta_plan *p, const plan_item *t) {
+    const int32_t values[] = {t->src[0], t->plain_out, t->out};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        if (values[i] < 0) continue;
+        const char *name = p->slots[p->values[values[i]].slot].name;
+        if (name[0]) return name;
+    }
+    return "";
+}
+
 static sheaf_status collective_desc(meta_plan *p, const plan_item *t, sheaf_comm_desc *d) {
     const plan_value *from = &p->values[t->src[0]];
     const sheaf_tensor *node = &p->slots[from->slot];
     *d = (sheaf_comm_desc){.kind = t->kind == ITEM_SUM ? SHEAF_COMM_ALLREDUCE : SHEAF_COMM_ALLGATHER,
                            .type = from->type,
-                           .name = node->name};
+                           .name = collective_name(p, t)};
     if (t->kind == ITEM_GATHER) return gather_desc(p, t, d);
     d->row = node->ne[0];
     d->max_rows = sheaf_nrows(node);
@@ -355,7 +367,7 @@ static sheaf_status describe_collective(meta_plan *p, const plan_item *t, const 
     if (!reason) return sheaf_arena_status(p->arena);
     snprintf(reason, ROOM, "%s; engine %s (%s)", t->rule ? t->rule : "-", engine, why);
     sheaf_plan_collective *out = &p->collectives[p->n_collectives++];
-    *out = (sheaf_plan_collective){.tensor = p->slots[p->values[t->src[0]].slot].name,
+    *out = (sheaf_plan_collective){.tensor = d->name,
                                    .kind = d->kind,
                                    .row = d->row,
                                    .rows = d->max_rows,

@@ -61,7 +61,8 @@ typedef struct sheaf_plan sheaf_plan;
 SHEAF_API const sheaf_plan *sheaf_meta_plan(const sheaf_prepared *p);
 
 typedef struct sheaf_plan_collective {
-    const char *tensor; /* the PARTIAL or cut tensor */
+    const char
+        *tensor; /* the PARTIAL or cut tensor; if that has no name, what it becomes; "" if that has none either */
     sheaf_comm_kind kind;
     int64_t row, rows;
     size_t bytes; /* payload per device */

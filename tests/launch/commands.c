@@ -1,5 +1,6 @@
 /* Every command but `run`: the keys of its JSON, its exit codes, and what its results must satisfy. */
 #include "tensor/gguf.h"
+#include "tests/golden/fixture.h"
 #include "tests/launch/spawn.h"
 #include "tests/support/gguf_build.h"
 
@@ -239,7 +240,7 @@ Test(graph, json_has_the_promised_keys, .timeout = 60) {
         const cJSON *collectives = expect_key(&o, j, "collectives", cJSON_Array);
         cr_assert((cJSON_GetArraySize(collectives) > 0) == (i > 0), "%s", o.out);
         cJSON_ArrayForEach(row, collectives) {
-            text_of(&o, row, "tensor");
+            cr_assert(text_of(&o, row, "tensor")[0], "a collective without a name: %s", o.out);
             text_of(&o, row, "op");
             cr_assert(number(&o, row, "bytes") > 0, "bytes");
             expect_key(&o, row, "delayed_over", cJSON_Array);
@@ -254,6 +255,32 @@ Test(graph, json_has_the_promised_keys, .timeout = 60) {
         cJSON_Delete(j);
         outcome_free(&o);
     }
+}
+
+/* Also where what is summed is a step of a layer that has no name: experts, and sums with a bias. */
+Test(graph, sums_are_counted_by_layer_in_every_family, .timeout = 60) {
+    static const struct {
+        const char *name;
+        int a_layer;
+    } cases[] = {{"dense-f32", 2}, {"gpt2-f32", 2},    {"olmo2-f32", 3},    {"mixtral-f32", 2},
+                 {"olmoe-f32", 3}, {"gpt-oss-f32", 2}, {"deepseek2-f32", 2}};
+    char *folder = make_folder(), path[600], line[64];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture_case c;
+        snprintf(path, sizeof path, "%s/%s.gguf", folder, cases[i].name);
+        expect_int(fixture_find(GOLDEN_DIR "/cases.txt", cases[i].name, &c), 0);
+        expect_int(fixture_write(&c, path), 0);
+        outcome o = sheaf("graph -m %s --devices cpu/3 --strict", path),
+                split = sheaf("split -m %s --devices cpu/3 --json", path);
+        snprintf(line, sizeof line, "%d collectives (%d a layer)", cases[i].a_layer * c.layers + 1, cases[i].a_layer);
+        expect_has(o, o.out, line);
+        cJSON *j = expect_json(&split);
+        expect_int(number(&split, j, "collectives_per_layer"), cases[i].a_layer);
+        cJSON_Delete(j);
+        outcome_free(&o);
+        outcome_free(&split);
+    }
+    remove_folder(folder);
 }
 
 Test(graph, plans_are_drawn_and_explained, .timeout = 60) {
