@@ -1,6 +1,6 @@
 #!/bin/sh
-# What docs/first-program.md says, word for word: install, compile the example through pkg-config, run it. And each
-# installed header compiles alone, as C and, where a compiler for it is there, as C++.
+# What docs/first-program.md says, word for word: install, compile the example through pkg-config, run it. The tour's
+# programs compile the same way. And each installed header compiles alone, as C and, where a compiler for it is there, as C++.
 #
 #   installed.sh BUILD SOURCE CC
 set -eu
@@ -18,6 +18,11 @@ flags=$(pkg-config --cflags --libs libsheaf)
 $cc -std=c17 -Wall -Wextra -Werror "$source/docs/examples/first.c" $flags -o "$dir/first-program"
 text=$("$dir/first-program" "$source/models/tiny/sheaf-tiny-q8_0.gguf" "Once upon a time")
 [ "$(printf %s "$text" | wc -w)" -ge 20 ] || { echo "the example printed only: $text"; exit 1; }
+for program in "$source"/docs/tour/[1-5]_*.c; do # what the tour says: installed headers are enough
+    # shellcheck disable=SC2086
+    $cc -std=c17 -Wall -Wextra -Werror "$program" "$source/docs/tour/gpt2.c" $flags -lm -o "$dir/tour"
+    "$dir/tour" 2>/dev/null && { echo "$program ran on nothing"; exit 1; }
+done
 include=$(pkg-config --variable=includedir libsheaf)
 find "$include" -name '*.h' | while read -r header; do
     printf '#include "%s"\nint main(void) { return 0; }\n' "${header#"$include"/}" >"$dir/one.c"
