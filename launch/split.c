@@ -1,7 +1,5 @@
 /* `sheaf split`: how every tensor is cut over the devices, and what each device then holds. With a model no
  * weight is read; with --tensors there is no model at all, only names, shapes and a table. */
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "launch/plans.h"
@@ -13,7 +11,7 @@ typedef struct split_view {
     int n_rows, cap_rows;
     int n_devices;
     const char *names[SHEAF_MAX_DEVICES];
-    float weight[SHEAF_MAX_DEVICES]; /* shares asked for, sum 1 */
+    sheaf_shares shares;
     sheaf_memory_row memory[SHEAF_MAX_DEVICES];
     bool has_memory;
     plan_summary plan;
@@ -26,21 +24,6 @@ static int64_t row_bytes_on(const sheaf_split_row *r, int device) {
     return row == SIZE_MAX ? 0 : (int64_t)row * ne[1] * ne[2] * ne[3];
 }
 
-/* Largest difference between a device's share of what is cut and the share asked for. */
-static double share_error(const split_view *v) {
-    double held[SHEAF_MAX_DEVICES] = {0}, total = 0, worst = 0;
-    for (int i = 0; i < v->n_rows; i++) {
-        if (v->rows[i].layout.kind != SHEAF_AXIS || v->rows[i].usage != SHEAF_USAGE_WEIGHTS) continue;
-        for (int d = 0; d < v->n_devices; d++) {
-            double bytes = (double)row_bytes_on(&v->rows[i], d);
-            held[d] += bytes;
-            total += bytes;
-        }
-    }
-    for (int d = 0; d < v->n_devices && total > 0; d++) worst = fmax(worst, fabs(held[d] / total - v->weight[d]));
-    return worst;
-}
-
 /* Weights and KV by device, from the layouts alone. */
 static void count_bytes(split_view *v) {
     for (int i = 0; i < v->n_rows; i++) {
@@ -51,7 +34,9 @@ static void count_bytes(split_view *v) {
                 v->memory[d].kv_bytes += bytes;
             else
                 v->memory[d].weight_bytes += bytes;
-            if (r->usage != SHEAF_USAGE_STATE && r->layout.kind == SHEAF_MIRRORED) v->memory[d].mirrored_bytes += bytes;
+            /* on one device nothing is held twice */
+            if (r->usage != SHEAF_USAGE_STATE && r->layout.kind == SHEAF_MIRRORED && v->n_devices > 1)
+                v->memory[d].mirrored_bytes += bytes;
         }
     }
 }
@@ -66,15 +51,6 @@ static sheaf_status add_row(split_view *v, const sheaf_split_row *r) {
     }
     v->rows[v->n_rows++] = *r;
     return SHEAF_OK;
-}
-
-static void ask_shares(split_view *v, const options *o) {
-    float sum = 0;
-    for (int d = 0; d < v->n_devices; d++) {
-        v->weight[d] = o->n_share ? (d < o->n_share ? o->share[d] : 0) : 1;
-        sum += v->weight[d];
-    }
-    for (int d = 0; d < v->n_devices; d++) v->weight[d] /= sum > 0 ? sum : 1;
 }
 
 /* --- printing -------------------------------------------------------------------------------------------- */
@@ -98,21 +74,33 @@ static void print_sum(const sheaf_memory_row *m) {
     printf("; in all %.2f MiB", mib(m->weight_bytes + m->kv_bytes + m->compute_bytes + m->staging_bytes));
 }
 
+/* "what is cut is 0.02 to 0.31 % off the shares asked for (a unit is 1.50 MiB); copies of KV heads 12.00 MiB; ..." */
+static void print_shares(const split_view *v) {
+    const sheaf_shares *s = &v->shares;
+    uint64_t copies = 0;
+    for (int d = 0; d < s->n_devices; d++) copies += s->device[d].copies;
+    printf("what is cut is %.2f to %.2f %% off the shares asked for (the largest unit is %.2f MiB)", s->error_min * 100,
+           s->error_max * 100, mib(s->largest_unit));
+    if (copies) printf("; keys and values of which some are held twice: %.2f MiB in all", mib(copies));
+    if (v->plan.known) printf("; %d collectives a layer, %d reshards", v->plan.collectives_per_layer, v->plan.reshards);
+    putchar('\n');
+}
+
 static void print_devices(const split_view *v, const options *o) {
     double total = 0;
     for (int d = 0; d < v->n_devices; d++) total += (double)v->memory[d].weight_bytes;
     for (int d = 0; d < v->n_devices; d++) {
         const sheaf_memory_row *m = &v->memory[d];
-        printf("%-10s weights %9.2f MiB (%.1f %%), of these mirrored %.2f MiB; KV %.2f MiB", v->names[d],
-               mib(m->weight_bytes), total > 0 ? (double)m->weight_bytes / total * 100 : 0, mib(m->mirrored_bytes),
-               mib(m->kv_bytes));
+        printf("%-10s weights %9.2f MiB", v->names[d], mib(m->weight_bytes));
+        if (v->n_devices > 1)
+            printf(" (%.1f %%), of these mirrored %.2f MiB", total > 0 ? (double)m->weight_bytes / total * 100 : 0,
+                   mib(m->mirrored_bytes));
+        printf("; KV %.2f MiB", mib(m->kv_bytes));
         if (v->has_memory) printf("; compute %.2f MiB, staging %.2f MiB", mib(m->compute_bytes), mib(m->staging_bytes));
         if (v->has_memory && o->memory) print_sum(m);
         putchar('\n');
     }
-    printf("share error at most %.2f %%", share_error(v) * 100);
-    if (v->plan.known) printf("; %d collectives a layer, %d reshards", v->plan.collectives_per_layer, v->plan.reshards);
-    putchar('\n');
+    if (v->n_devices > 1) print_shares(v);
 }
 
 static const char *layout_name(const sheaf_layout *l, char out[16]) {
@@ -168,7 +156,8 @@ static jdoc make_json(const split_view *v) {
         j_null(&d, d.root, "collectives_per_layer");
         j_null(&d, d.root, "reshards");
     }
-    j_number(&d, d.root, "share_error_max", share_error(v));
+    j_number(&d, d.root, "share_error_max", v->shares.error_max);
+    j_number(&d, d.root, "share_error_min", v->shares.error_min);
     return d;
 }
 
@@ -294,12 +283,12 @@ static sheaf_status gather_memory(split_view *v, session *s) {
     return status;
 }
 
-static sheaf_status fill_from_model(split_view *v, session *s, const options *o) {
+static sheaf_status fill_from_model(split_view *v, session *s) {
     sheaf_split_row row;
     sheaf_status status = SHEAF_OK;
     for (int i = 0; !status && sheaf_model_split_row(s->model, i, &row); i++) status = add_row(v, &row);
+    v->shares = *sheaf_model_shares(s->model);
     name_devices(v, s);
-    ask_shares(v, o);
     count_bytes(v);
     if (!status) status = plan_summarize(s, 1, &v->plan);
     return status ? status : gather_memory(v, s);
@@ -310,7 +299,7 @@ static sheaf_status split_model(const options *o) {
     split_view v = {0};
     sheaf_status status =
         session_open(&s, o, o->n_devices ? o->devices[0] : NULL, SESSION_MODEL | SESSION_CONTEXT | SESSION_NO_DATA);
-    if (!status) status = fill_from_model(&v, &s, o); /* compiles the plan: a step of all ranks together */
+    if (!status) status = fill_from_model(&v, &s); /* compiles the plan: a step of all ranks together */
     if (!status) status = session_leads(&s) ? present(&v, o) : session_follow(&s);
     sheaf_free(v.rows);
     session_close(&s);
@@ -318,107 +307,6 @@ static sheaf_status split_model(const options *o) {
 }
 
 /* --- from a list of names -------------------------------------------------------------------------------------- */
-
-typedef struct name_list {
-    char *text; /* cut into strings in place */
-    sheaf_named *tensors;
-    int *dims;
-    int n, cap;
-    struct {
-        const char *key;
-        int64_t value;
-    } keys[64];
-    int n_keys;
-    const char *arch;
-} name_list;
-
-static sheaf_status list_key(void *ctx, const char *key, int64_t *out) {
-    const name_list *l = ctx;
-    for (int i = 0; i < l->n_keys; i++) {
-        const char *have = l->keys[i].key, *dot = strchr(have, '.');
-        if (strcmp(have, key) && (!dot || strcmp(dot + 1, key))) continue;
-        *out = l->keys[i].value;
-        return SHEAF_OK;
-    }
-    return sheaf_fail(SHEAF_E_NOT_FOUND, "%s: the list does not say it", key);
-}
-
-static char *trim(char *s) {
-    while (*s == ' ' || *s == '\t') s++;
-    for (size_t n = strlen(s); n && strchr(" \t\r", s[n - 1]); n--) s[n - 1] = 0;
-    return s;
-}
-
-static sheaf_status parse_key(name_list *l, char *line, char *equals, int number) {
-    *equals = 0;
-    char *key = trim(line), *value = trim(equals + 1), *end;
-    if (!strcmp(key, "general.architecture")) {
-        l->arch = value;
-        return SHEAF_OK;
-    }
-    long long x = strtoll(value, &end, 10);
-    if (end == value || *end)
-        return sheaf_fail(SHEAF_E_FORMAT, "line %d: %s = %s: not a whole number", number, key, value);
-    if (l->n_keys == 64) return sheaf_fail(SHEAF_E_FORMAT, "line %d: more than 64 keys", number);
-    l->keys[l->n_keys].key = key;
-    l->keys[l->n_keys++].value = x;
-    return SHEAF_OK;
-}
-
-static sheaf_status grow_list(name_list *l) {
-    if (l->n < l->cap) return SHEAF_OK;
-    int cap = l->cap ? l->cap * 2 : 256;
-    sheaf_named *t = sheaf_realloc(l->tensors, (size_t)cap * sizeof *t);
-    if (t) l->tensors = t;
-    int *dims = t ? sheaf_realloc(l->dims, (size_t)cap * sizeof *dims) : NULL;
-    if (!dims) return sheaf_fail(SHEAF_E_NO_MEMORY, "a list of %d tensors", cap);
-    l->dims = dims;
-    l->cap = cap;
-    return SHEAF_OK;
-}
-
-/* name, ne0 [ne1 ...], type */
-static sheaf_status parse_tensor(name_list *l, char *line, int number) {
-    char *save = NULL, *word = strtok_r(line, ", \t\r", &save), *end;
-    sheaf_status s = grow_list(l);
-    if (s) return s;
-    sheaf_named *t = &l->tensors[l->n];
-    *t = (sheaf_named){.name = word, .ne = {1, 1, 1, 1}};
-    int dims = 0;
-    while ((word = strtok_r(NULL, ", \t\r", &save))) {
-        long long x = strtoll(word, &end, 10);
-        if (*end) break;
-        if (dims == 4 || x < 1)
-            return sheaf_fail(SHEAF_E_FORMAT, "line %d: %s: %s: one to four sizes of at least 1", number, t->name,
-                              word);
-        t->ne[dims++] = x;
-    }
-    if (!dims || !word || !sheaf_type_from_name(word, &t->type) || strtok_r(NULL, ", \t\r", &save))
-        return sheaf_fail(SHEAF_E_FORMAT, "line %d: %s: a line is: name, ne0 [ne1 ...], type", number, t->name);
-    if (sheaf_row_bytes(t->type, t->ne[0]) == SIZE_MAX)
-        return sheaf_fail(SHEAF_E_FORMAT, "line %d: %s: rows of %lld are no whole blocks of %s", number, t->name,
-                          (long long)t->ne[0], word);
-    l->dims[l->n++] = dims;
-    return SHEAF_OK;
-}
-
-static sheaf_status parse_list(name_list *l) {
-    int number = 0;
-    for (char *line = l->text, *next; line; line = next) {
-        next = strchr(line, '\n');
-        if (next) *next++ = 0;
-        number++;
-        char *hash = strchr(line, '#');
-        if (hash) *hash = 0;
-        line = trim(line);
-        char *equals = strchr(line, '=');
-        sheaf_status s = !*line   ? SHEAF_OK
-                         : equals ? parse_key(l, line, equals, number)
-                                  : parse_tensor(l, line, number);
-        if (s) return s;
-    }
-    return l->n ? SHEAF_OK : sheaf_fail(SHEAF_E_FORMAT, "it names no tensor");
-}
 
 static sheaf_status open_policy(const options *o, const char *arch, sheaf_policy **out) {
     if (!o->split_table) return sheaf_policy_builtin(o->arch ? o->arch : arch ? arch : "llama", out);
@@ -431,28 +319,41 @@ static sheaf_status open_policy(const options *o, const char *arch, sheaf_policy
     return s;
 }
 
-static sheaf_status place_list(split_view *v, name_list *l, const options *o, const session *s, sheaf_arena *a) {
+static sheaf_status add_list_row(split_view *v, const sheaf_named *t, const sheaf_placement *p) {
+    sheaf_split_row r = {.name = t->name,
+                         .type = t->type,
+                         .n_dims = 4,
+                         .layout = p->layout,
+                         .group = p->group,
+                         .rule = p->rule,
+                         .usage = SHEAF_USAGE_WEIGHTS};
+    memcpy(r.ne, t->ne, sizeof r.ne);
+    while (r.n_dims > 1 && r.ne[r.n_dims - 1] == 1) r.n_dims--;
+    if (strstr(r.name, ".cache_")) r.usage = SHEAF_USAGE_STATE;
+    return add_row(v, &r);
+}
+
+static sheaf_status place_list(split_view *v, sheaf_tensor_list *l, const options *o, const session *s,
+                               sheaf_arena *a) {
     sheaf_policy *p = NULL;
+    int n;
+    const sheaf_named *tensors = sheaf_tensor_list_items(l, &n);
     name_devices(v, s);
-    ask_shares(v, o);
-    sheaf_policy_env env = {
-        .get = list_key, .ctx = l, .weights = o->n_share ? v->weight : NULL, .n_devices = v->n_devices, .pack_rows = 1};
-    sheaf_status status = open_policy(o, l->arch, &p);
-    sheaf_placement *placed = status ? NULL : sheaf_arena_alloc(a, (size_t)l->n * sizeof *placed);
+    if (o->n_share && o->n_share != v->n_devices)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "%s: %d shares for %d devices", o->tensors, o->n_share, v->n_devices);
+    sheaf_policy_env env = {.get = sheaf_tensor_list_get,
+                            .ctx = l,
+                            .weights = o->n_share ? o->share : NULL,
+                            .n_devices = v->n_devices,
+                            .pack_rows = 1};
+    sheaf_status status = open_policy(o, sheaf_tensor_list_architecture(l), &p);
+    sheaf_placement *placed = status ? NULL : sheaf_arena_alloc(a, (size_t)n * sizeof *placed);
     if (!status && !placed) status = sheaf_arena_status(a);
-    if (!status) status = sheaf_policy_place(p, &env, l->tensors, l->n, a, placed);
-    for (int i = 0; placed && i < l->n && !status; i++) {
-        sheaf_split_row r = {.name = l->tensors[i].name,
-                             .type = l->tensors[i].type,
-                             .n_dims = l->dims[i],
-                             .layout = placed[i].layout,
-                             .group = placed[i].group,
-                             .rule = placed[i].rule,
-                             .usage = SHEAF_USAGE_WEIGHTS};
-        memcpy(r.ne, l->tensors[i].ne, sizeof r.ne);
-        if (strstr(r.name, "cache_k") || strstr(r.name, "cache_v")) r.usage = SHEAF_USAGE_STATE;
-        status = add_row(v, &r);
+    if (!status) {
+        status = sheaf_policy_place(p, &env, tensors, n, a, placed, &v->shares);
+        if (status) status = sheaf_error_context(status, "%s", o->split_table ? o->split_table : "built-in table");
     }
+    for (int i = 0; i < n && !status; i++) status = add_list_row(v, &tensors[i], &placed[i]);
     /* rule texts lie in the policy, so it is printed before it goes */
     if (!status) count_bytes(v);
     if (!status && session_leads(s)) status = present(v, o);
@@ -460,24 +361,27 @@ static sheaf_status place_list(split_view *v, name_list *l, const options *o, co
     return status;
 }
 
+static sheaf_status read_list(const char *path, sheaf_tensor_list **out) {
+    char *text = NULL;
+    size_t n = 0;
+    sheaf_status s = read_text(path, &text, &n);
+    if (s) return s;
+    s = sheaf_tensor_list_new(text, n, out);
+    sheaf_free(text);
+    return s ? sheaf_error_context(s, "%s", path) : s;
+}
+
 static sheaf_status split_list(const options *o) {
     session s;
     split_view v = {0};
-    name_list l = {0};
-    size_t n = 0;
+    sheaf_tensor_list *l = NULL;
     sheaf_arena *a = NULL;
     sheaf_status status = session_open(&s, o, o->n_devices ? o->devices[0] : NULL, 0);
-    if (!status) status = read_text(o->tensors, &l.text, &n);
-    if (!status) {
-        status = parse_list(&l);
-        if (status) status = sheaf_error_context(status, "tensor list: %s", o->tensors);
-    }
+    if (!status) status = read_list(o->tensors, &l);
     if (!status) status = sheaf_arena_new((size_t)1 << 16, &a);
-    if (!status) status = place_list(&v, &l, o, &s, a);
+    if (!status) status = place_list(&v, l, o, &s, a);
     sheaf_arena_free(a);
-    sheaf_free(l.text);
-    sheaf_free(l.tensors);
-    sheaf_free(l.dims);
+    sheaf_tensor_list_free(l);
     sheaf_free(v.rows);
     session_close(&s);
     return status;

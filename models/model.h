@@ -118,6 +118,8 @@ typedef struct sheaf_split_row {
     sheaf_usage usage;
 } sheaf_split_row;
 SHEAF_API bool sheaf_model_split_row(const sheaf_model *m, int i, sheaf_split_row *out);
+/* Bytes of weights by device of the world, beside what was asked for. */
+SHEAF_API const sheaf_shares *sheaf_model_shares(const sheaf_model *m);
 
 /* --- context -------------------------------------------------------------------------------------------- */
 

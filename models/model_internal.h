@@ -201,6 +201,7 @@ struct sheaf_model {
     int32_t *by_name;                /* numbers, ordered by name */
     int32_t n_named;
     sheaf_policy *policy;
+    sheaf_shares shares;
 
     sheaf_device *device; /* the meta device, or the only one */
     bool no_data;         /* declared and placed only: contexts touch no memory either */

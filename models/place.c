@@ -168,9 +168,11 @@ sheaf_status model_place_tensors(sheaf_model *m, const sheaf_model_options *o) {
         .n_devices = m->n_world_devices,
         .pack_rows = m->device->buffer_type->pack_rows,
     };
-    s = sheaf_policy_place(m->policy, &env, m->named, m->n_named, m->places, m->placement);
+    s = sheaf_policy_place(m->policy, &env, m->named, m->n_named, m->places, m->placement, &m->shares);
     return s ? sheaf_error_context(s, "%s", m->path) : s;
 }
+
+const sheaf_shares *sheaf_model_shares(const sheaf_model *m) { return &m->shares; }
 
 const sheaf_placement *model_placement_of(const sheaf_model *m, const char *name) {
     int32_t lo = 0, hi = m->n_named - 1;

@@ -27,7 +27,6 @@ static sheaf_status match_row(matcher *x, const policy_row *row, const char *nam
     *hit = n >= 0;
     *layer = -1;
     if (n == PCRE2_ERROR_NOMATCH) return SHEAF_OK;
-    if (n == PCRE2_ERROR_NOMEMORY) return sheaf_fail(SHEAF_E_NO_MEMORY, "split table line %d: no memory", row->line);
     if (n == PCRE2_ERROR_NOMEMORY)
         return sheaf_fail(SHEAF_E_NO_MEMORY, "split table line %d: no memory to match '%s'", row->line, name);
     if (n < 0)
@@ -58,10 +57,12 @@ static sheaf_status match_tensor(const sheaf_policy *p, matcher *x, const sheaf_
         out->row = &p->rows[i];
         out->layer = layer;
     }
-    if (!out->row) return sheaf_fail(SHEAF_E_FORMAT, "split table: no row matches %s", t->name);
+    if (!out->row)
+        return sheaf_fail(SHEAF_E_FORMAT, "split table lines %d to %d: no row matches %s", p->rows[0].line,
+                          p->rows[p->n_rows - 1].line, t->name);
     if (out->row->group < 0) return SHEAF_OK;
     if (t->ne[out->row->axis] % (out->row->axis == 0 ? sheaf_type_block(t->type) : 1) != 0) {
-        return sheaf_fail(SHEAF_E_SHAPE, "%s: rows are not whole blocks", t->name);
+        return sheaf_fail(SHEAF_E_SHAPE, "split table line %d: %s: rows are not whole blocks", out->row->line, t->name);
     }
     return SHEAF_OK;
 }
@@ -94,6 +95,7 @@ typedef struct cut_list {
     int n;
     policy_member *members;
     int64_t *shares;
+    policy_held *held;
 } cut_list;
 
 static sheaf_status gather(const sheaf_policy *p, const sheaf_named *tensors, int n, matched *m, int n_devices,
@@ -102,7 +104,8 @@ static sheaf_status gather(const sheaf_policy *p, const sheaf_named *tensors, in
     out->cuts = sheaf_calloc((size_t)n, sizeof *out->cuts);
     out->members = sheaf_calloc((size_t)n, sizeof *out->members);
     out->shares = sheaf_calloc((size_t)n * (size_t)n_devices, sizeof *out->shares);
-    if (!by || !out->cuts || !out->members || !out->shares) {
+    out->held = sheaf_calloc((size_t)n * (size_t)n_devices, sizeof *out->held);
+    if (!by || !out->cuts || !out->members || !out->shares || !out->held) {
         sheaf_free(by);
         return sheaf_fail(SHEAF_E_NO_MEMORY, "placing %d tensors", n);
     }
@@ -119,7 +122,8 @@ static sheaf_status gather(const sheaf_policy *p, const sheaf_named *tensors, in
             *c = (policy_cut){.group = &p->groups[by[i].group],
                               .layer = by[i].layer,
                               .members = &out->members[i],
-                              .share = &out->shares[(size_t)out->n * (size_t)n_devices]};
+                              .share = &out->shares[(size_t)out->n * (size_t)n_devices],
+                              .held = &out->held[(size_t)out->n * (size_t)n_devices]};
             out->n++;
         }
         int t = by[i].tensor;
@@ -135,6 +139,7 @@ static void cut_list_free(cut_list *l) {
     sheaf_free(l->cuts);
     sheaf_free(l->members);
     sheaf_free(l->shares);
+    sheaf_free(l->held);
 }
 
 /* Shares as fractions of one. */
@@ -163,9 +168,55 @@ static sheaf_status make_cuts(const sheaf_policy_env *env, const double *weight,
     return s;
 }
 
+/* --- bytes by device --- */
+
+static uint64_t bytes_of(const sheaf_named *t) {
+    uint64_t bytes = sheaf_row_bytes(t->type, t->ne[0]);
+    for (int d = 1; d < SHEAF_MAX_DIMS; d++) bytes *= (uint64_t)t->ne[d];
+    return bytes;
+}
+
+static void find_errors(sheaf_shares *out) {
+    out->error_min = INFINITY;
+    for (int d = 0; d < out->n_devices; d++) {
+        double asked = out->device[d].asked * (double)out->cut;
+        if (asked <= 0) continue;
+        double off = fabs((double)out->device[d].cut - asked) / asked;
+        out->error_max = fmax(out->error_max, off);
+        out->error_min = fmin(out->error_min, off);
+    }
+    if (isinf(out->error_min)) out->error_min = 0;
+}
+
+static sheaf_share share_of(const cut_list *l, int device, double asked, uint64_t mirrored, bool alone) {
+    double cut = 0, copies = 0; /* whole numbers below 2^53: exact */
+    for (int i = 0; i < l->n; i++) {
+        cut += l->cuts[i].held[device].cut;
+        copies += l->cuts[i].held[device].copies;
+    }
+    /* what is mirrored on one device is held once */
+    return (sheaf_share){asked, (uint64_t)cut + (alone ? mirrored : 0), (uint64_t)copies, alone ? 0 : mirrored};
+}
+
+static void add_up(const sheaf_named *tensors, int n, const matched *m, const cut_list *l, const double *weight,
+                   int n_devices, sheaf_shares *out) {
+    uint64_t mirrored = 0;
+    *out = (sheaf_shares){.n_devices = n_devices};
+    for (int i = 0; i < n; i++)
+        if (m[i].cut < 0 && !sheaf_policy_is_state(tensors[i].name)) mirrored += bytes_of(&tensors[i]);
+    for (int d = 0; d < n_devices; d++) {
+        out->device[d] = share_of(l, d, weight[d], mirrored, n_devices == 1);
+        out->cut += out->device[d].cut;
+    }
+    for (int i = 0; i < l->n; i++)
+        out->largest_unit = (uint64_t)fmax((double)out->largest_unit, l->cuts[i].bytes_handed_out);
+    find_errors(out);
+}
+
 sheaf_status sheaf_policy_place(const sheaf_policy *p, const sheaf_policy_env *env, const sheaf_named *tensors, int n,
-                                sheaf_arena *a, sheaf_placement *out) {
+                                sheaf_arena *a, sheaf_placement *out, sheaf_shares *shares) {
     if (n < 0 || n > MAX_TENSORS) return sheaf_fail(SHEAF_E_ARGUMENT, "%d tensors", n);
+    if (shares) *shares = (sheaf_shares){.n_devices = env->n_devices};
     double weight[SHEAF_MAX_DEVICES];
     sheaf_status s = weights_of(env, weight);
     if (s || n == 0) return s;
@@ -183,6 +234,7 @@ sheaf_status sheaf_policy_place(const sheaf_policy *p, const sheaf_policy_env *e
         const policy_cut *c = &cuts.cuts[m[i].cut];
         s = sheaf_policy_layout(env, c, &c->members[m[i].member], a, &out[i]);
     }
+    if (!s && shares) add_up(tensors, n, m, &cuts, weight, env->n_devices, shares);
     cut_list_free(&cuts);
     sheaf_free(m);
     return s;

@@ -194,18 +194,22 @@ sheaf_status sheaf_policy_measure(const sheaf_policy_env *env, policy_cut *c) {
 
 /* --- shares ------------------------------------------------------------------------------------------ */
 
-/* Bytes that one head or column stands for, over all tensors of the cut that are held once. */
-static double unit_bytes(const policy_cut *c) {
+bool sheaf_policy_is_state(const char *name) { return strstr(name, ".cache_") != NULL; }
+
+/* Bytes of `elements` of the cut dimension. */
+static double stretch_bytes(const policy_member *m, double elements) {
+    for (int d = 0; d < SHEAF_MAX_DIMS; d++) elements *= d == m->row->axis ? 1 : (double)m->tensor->ne[d];
+    return elements * (double)sheaf_type_bytes(m->tensor->type) / (double)sheaf_type_block(m->tensor->type);
+}
+
+/* Bytes of weights that one query head or one KV head or one column stands for. */
+static double bytes_of_one(const policy_cut *c, bool kv) {
     double sum = 0;
     for (int i = 0; i < c->n_members; i++) {
-        const sheaf_named *t = c->members[i].tensor;
-        int64_t own = 0;
-        for (int p = 0; p < c->members[i].row->n_parts; p++)
-            own += c->members[i].row->parts[p].kv ? 0 : c->members[i].size[p];
-        double elements = 1;
-        for (int d = 0; d < SHEAF_MAX_DIMS; d++)
-            elements *= d == c->members[i].row->axis ? (double)own : (double)t->ne[d];
-        sum += elements * (double)sheaf_type_bytes(t->type) / (double)sheaf_type_block(t->type);
+        const policy_member *m = &c->members[i];
+        if (sheaf_policy_is_state(m->tensor->name)) continue;
+        for (int p = 0; p < m->row->n_parts; p++)
+            if (m->row->parts[p].kv == kv) sum += stretch_bytes(m, (double)m->size[p]);
     }
     return sum;
 }
@@ -259,22 +263,6 @@ static int64_t liked_unit(const policy_cut *c, int n_devices, const double *weig
     return (!wide_idle || fine_idle) && b <= a * 17 / 16 ? coarse : c->cut_unit;
 }
 
-void sheaf_policy_apportion(const sheaf_policy_env *env, const double *weight, double *debt, policy_cut *c) {
-    double none[SHEAF_MAX_DEVICES] = {0}, owed[SHEAF_MAX_DEVICES] = {0};
-    int64_t unit = liked_unit(c, env->n_devices, weight, none), units = (c->n_q + unit - 1) / unit, left = c->n_q;
-    double bytes = unit_bytes(c);
-    for (int d = 0; d < env->n_devices; d++) owed[d] = bytes > 0 ? debt[d] / (bytes * (double)unit) : 0;
-    divide(units, env->n_devices, weight, owed, c->share);
-    for (int d = 0; d < env->n_devices; d++) {
-        int64_t n = c->share[d] * unit < left ? c->share[d] * unit : left; /* the last unit may be short */
-        c->share[d] = n;
-        left -= n;
-        debt[d] += ((double)c->n_q * weight[d] - (double)n) * bytes;
-    }
-}
-
-/* --- layouts ----------------------------------------------------------------------------------------- */
-
 /* Devices that hold KV head k: whose query heads read it, widened to whole KV units. */
 static sheaf_device_set kv_holders(const policy_cut *c, int n_devices, int64_t k) {
     sheaf_device_set set = 0;
@@ -287,6 +275,42 @@ static sheaf_device_set kv_holders(const policy_cut *c, int n_devices, int64_t k
     }
     return set;
 }
+
+/* What each device then holds. */
+static void weigh(const sheaf_policy_env *env, policy_cut *c) {
+    double one = bytes_of_one(c, false), one_kv = bytes_of_one(c, true);
+    int64_t heads[SHEAF_MAX_DEVICES] = {0};
+    bool shared = false;
+    for (int64_t k = 0; k < c->n_kv && one_kv > 0; k++) {
+        sheaf_device_set set = kv_holders(c, env->n_devices, k);
+        shared = shared || (set & (set - 1)) != 0;
+        for (int d = 0; d < env->n_devices; d++) heads[d] += (int64_t)(set >> d & 1);
+    }
+    for (int d = 0; d < env->n_devices; d++) {
+        double kv = (double)heads[d] * one_kv;
+        c->held[d] = (policy_held){one * (double)c->share[d] + (shared ? 0 : kv), shared ? kv : 0};
+    }
+}
+
+void sheaf_policy_apportion(const sheaf_policy_env *env, const double *weight, double *debt, policy_cut *c) {
+    double none[SHEAF_MAX_DEVICES] = {0}, owed[SHEAF_MAX_DEVICES] = {0}, total = 0;
+    int64_t unit = liked_unit(c, env->n_devices, weight, none), units = (c->n_q + unit - 1) / unit, left = c->n_q;
+    /* as many KV heads as query heads: each has its own, and they are cut together */
+    double bytes = bytes_of_one(c, false) + (c->n_kv == c->n_q ? bytes_of_one(c, true) : 0);
+    for (int d = 0; d < env->n_devices; d++) owed[d] = bytes > 0 ? debt[d] / (bytes * (double)unit) : 0;
+    divide(units, env->n_devices, weight, owed, c->share);
+    for (int d = 0; d < env->n_devices; d++) {
+        int64_t n = c->share[d] * unit < left ? c->share[d] * unit : left; /* the last unit may be short */
+        c->share[d] = n;
+        left -= n;
+    }
+    weigh(env, c);
+    for (int d = 0; d < env->n_devices; d++) total += c->held[d].cut;
+    for (int d = 0; d < env->n_devices; d++) debt[d] += total * weight[d] - c->held[d].cut;
+    c->bytes_handed_out = total / (double)c->n_q * (double)unit;
+}
+
+/* --- layouts ----------------------------------------------------------------------------------------- */
 
 static int part_runs(const sheaf_policy_env *env, const policy_cut *c, const policy_part *p, int64_t size,
                      sheaf_run *runs) {

@@ -58,6 +58,11 @@ typedef struct policy_member { /* a tensor of the cut */
     int64_t size[MAX_PARTS]; /* elements per head or column of each part */
 } policy_member;
 
+typedef struct policy_held { /* bytes of weights on one device */
+    double cut;              /* which it alone holds */
+    double copies;           /* KV heads, where some live on several devices */
+} policy_held;
+
 typedef struct policy_cut {
     const policy_group *group;
     int layer;
@@ -67,11 +72,15 @@ typedef struct policy_cut {
     int64_t unit;              /* heads or columns that stay together, on the model alone */
     int64_t cut_unit, kv_unit; /* the same with the buffer's packing */
     int64_t *share;            /* [n_devices] heads or columns */
+    policy_held *held;         /* [n_devices] */
+    double bytes_handed_out;   /* at once: a unit's */
 } policy_cut;
 
 /* Counts, sizes and units of a cut; errors name the table's line and the tensor. */
 sheaf_status sheaf_policy_measure(const sheaf_policy_env *env, policy_cut *c);
-/* Fills share; `debt` (bytes each device is owed so far) is read and updated. */
+/* A KV cache or the like: placed with the weights, and as long as a context is. */
+bool sheaf_policy_is_state(const char *name);
+/* Fills share and held; `debt` (bytes each device is owed so far) is read and updated. */
 void sheaf_policy_apportion(const sheaf_policy_env *env, const double *weight, double *debt, policy_cut *c);
 sheaf_status sheaf_policy_layout(const sheaf_policy_env *env, const policy_cut *c, const policy_member *m,
                                  sheaf_arena *a, sheaf_placement *out);

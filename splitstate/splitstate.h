@@ -200,17 +200,66 @@ typedef struct sheaf_placement {
     int32_t line;
 } sheaf_placement;
 
+/* What the cuts come to, in bytes of weights by device (KV caches, named "...cache_...", are not counted). */
+typedef struct sheaf_share {
+    double asked;      /* its share of what is cut: 0 to 1 */
+    uint64_t cut;      /* bytes that it alone holds */
+    uint64_t copies;   /* of keys and values of layers in which some KV head lives on several devices */
+    uint64_t mirrored; /* of what the table mirrors; 0 on one device */
+} sheaf_share;
+
+typedef struct sheaf_shares {
+    sheaf_share device[SHEAF_MAX_DEVICES];
+    int32_t n_devices;
+    uint64_t cut;                /* of all devices */
+    uint64_t largest_unit;       /* of what was handed out at once: a head, a block of columns, of rows */
+    double error_max, error_min; /* |cut - asked for| / asked for, of the devices that were to hold anything */
+} sheaf_shares;
+
 /* All tensors of a model at once, because a group is cut once and rounding is carried from layer to
  * layer: out[i] is tensors[i]'s. State tensors (KV caches) are tensors too, named cache_k.N / cache_v.N
  * ("blk.N.cache_k"). Errors: a tensor that no row matches, rows that overlap, a cut inside a unit: with
- * the table's line and the tensor's name. */
+ * the table's line and the tensor's name. `shares`: what it comes to, or NULL. */
 typedef struct sheaf_named {
     const char *name;
     sheaf_type type;
     int64_t ne[4];
 } sheaf_named;
 SHEAF_API sheaf_status sheaf_policy_place(const sheaf_policy *p, const sheaf_policy_env *env,
-                                          const sheaf_named *tensors, int n, sheaf_arena *a, sheaf_placement *out);
+                                          const sheaf_named *tensors, int n, sheaf_arena *a, sheaf_placement *out,
+                                          sheaf_shares *shares);
+
+/* --- tables without a model ----------------------------------------------------------------------- */
+
+/* A model's tensors and whole-number hyper-parameters as text:
+ *
+ *     general.architecture = llama
+ *     llama.attention.head_count = 32            "...head_count[3] = 16": of layer 3 alone
+ *     token_embd.weight 4096 128256 q4_k         name, sizes from the innermost, type; commas count as blanks
+ *     blk.{0-3,7}.attn_q.weight 4096 4096 q4_k   a tensor for each number of the braces
+ *
+ * '#' begins a comment. What the list hands out lives as long as it. */
+typedef struct sheaf_tensor_list sheaf_tensor_list;
+
+/* Mistakes are named with their line; a name that stands twice is one. `text` is copied. */
+SHEAF_API sheaf_status sheaf_tensor_list_new(const char *text, size_t n, sheaf_tensor_list **out);
+SHEAF_API void sheaf_tensor_list_free(sheaf_tensor_list *l);
+SHEAF_API const sheaf_named *sheaf_tensor_list_items(const sheaf_tensor_list *l, int *n);
+SHEAF_API const char *sheaf_tensor_list_architecture(const sheaf_tensor_list *l); /* NULL: it does not say */
+/* sheaf_policy_env.get, with the list as its ctx. */
+SHEAF_API sheaf_status sheaf_tensor_list_get(void *list, const char *key, int64_t *out);
+
+/* A split table tried on a list, with no model and no device: what a unit test of a table asks. */
+typedef struct sheaf_trial sheaf_trial;
+
+/* Both texts end with a zero byte. `table` NULL: the built-in one of the list's architecture. `weights`: n_devices
+ * shares asked for, NULL: equal. Errors are those of sheaf_policy_new, sheaf_tensor_list_new and sheaf_policy_place. */
+SHEAF_API sheaf_status sheaf_trial_new(const char *table, const char *list, int32_t n_devices, const float *weights,
+                                       sheaf_trial **out);
+SHEAF_API void sheaf_trial_free(sheaf_trial *t);
+SHEAF_API const sheaf_placement *sheaf_trial_placement(const sheaf_trial *t,
+                                                       const char *name); /* NULL: no such tensor */
+SHEAF_API const sheaf_shares *sheaf_trial_shares(const sheaf_trial *t);
 
 #ifdef __cplusplus
 }

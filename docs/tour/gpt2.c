@@ -69,7 +69,7 @@ static sheaf_status place(gpt2 *m, int n_devices) {
     }
     sheaf_policy_env env = {.get = policy_key, .ctx = m, .n_devices = n_devices, .pack_rows = 1};
     sheaf_status s = sheaf_policy_builtin("gpt2", &table);
-    if (!s) s = sheaf_policy_place(table, &env, m->named, m->n_named, m->layouts, m->placement);
+    if (!s) s = sheaf_policy_place(table, &env, m->named, m->n_named, m->layouts, m->placement, NULL);
     sheaf_policy_free(table);
     return s;
 }

@@ -18,6 +18,9 @@ flags=$(pkg-config --cflags --libs libsheaf)
 $cc -std=c17 -Wall -Wextra -Werror "$source/docs/examples/first.c" $flags -o "$dir/first-program"
 text=$("$dir/first-program" "$source/models/tiny/sheaf-tiny-q8_0.gguf" "Once upon a time")
 [ "$(printf %s "$text" | wc -w)" -ge 20 ] || { echo "the example printed only: $text"; exit 1; }
+# shellcheck disable=SC2086
+$cc -std=c17 -Wall -Wextra -Werror "$source/docs/examples/split_table.c" $flags -o "$dir/split-table"
+"$dir/split-table" || { echo "the split table of the example is not what it says"; exit 1; }
 for program in "$source"/docs/tour/[1-5]_*.c; do # what the tour says: installed headers are enough
     # shellcheck disable=SC2086
     $cc -std=c17 -Wall -Wextra -Werror "$program" "$source/docs/tour/gpt2.c" $flags -lm -o "$dir/tour"

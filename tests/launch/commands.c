@@ -81,7 +81,10 @@ static void check_split(const outcome *o, int devices) {
     }
     expect_key(o, j, "collectives_per_layer", cJSON_Number | cJSON_NULL);
     expect_key(o, j, "reshards", cJSON_Number | cJSON_NULL);
-    cr_assert(number(o, j, "share_error_max") < 0.05, "share error %g", number(o, j, "share_error_max"));
+    double most = number(o, j, "share_error_max"), least = number(o, j, "share_error_min");
+    cr_assert(least >= 0 && least <= most && most < 0.01, "share error %g to %g", least, most);
+    double mirrored = number(o, cJSON_GetArrayItem(list, 0), "mirrored_bytes");
+    cr_assert((mirrored > 0) == (devices > 1), "%g bytes are mirrored on %d devices", mirrored, devices);
     cJSON_Delete(j);
 }
 
@@ -105,8 +108,15 @@ Test(split, every_form_tells_all_memory, .timeout = 60) {
     expect_has(plain, plain.out, "blk.0.attn_q.weight");
     expect_has(sum, sum.out, "in all ");
     expect_has_not(sum, sum.out, "blk.0.attn_q.weight");
+    outcome one = sheaf("split -m %s --summary", TINY); /* holds everything once, and shares with nobody */
+    expect_has(one, one.out, "MiB; KV");
+    expect_has_not(one, one.out, "mirrored");
+    expect_has_not(one, one.out, "off the shares");
+    expect_has(plain, plain.out, "of these mirrored ");
+    expect_has(plain, plain.out, "off the shares asked for");
     outcome_free(&plain);
     outcome_free(&sum);
+    outcome_free(&one);
 }
 
 Test(split, two_devices_meet_twice_a_layer_and_never_reshard, .timeout = 60) {
@@ -213,7 +223,15 @@ Test(split, a_list_of_names_needs_no_model, .timeout = 60) {
         "blk.0.attn_q.weight, 256 256, f32\n", /* head counts are missing */
     };
     char *folder = make_folder();
-    outcome o = split_text(folder, list, "--devices cpu/2 --json");
+    outcome o = split_text(folder, "blk.{0-1}.x 64 64 f32\ny 64 f32\nx 3 f32", "--devices cpu/2");
+    expect_refusal(&o, 3);
+    expect_has(o, o.err, "built-in table: split table lines ");
+    expect_has(o, o.err, "no row matches blk.0.x");
+    outcome_free(&o);
+    o = split_text(folder, list, "--devices cpu/2 -ts 1,1,1");
+    cr_assert(o.code != 0, "three shares for two devices");
+    outcome_free(&o);
+    o = split_text(folder, list, "--devices cpu/2 --json");
     cJSON *j = expect_json(&o);
     expect_int(cJSON_GetArraySize(expect_key(&o, j, "tensors", cJSON_Array)), 8);
     cJSON_Delete(j);

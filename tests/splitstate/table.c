@@ -112,7 +112,7 @@ static void place(const char *table, const sheaf_named *tensors, int n, int n_de
     cr_assert_eq(sheaf_policy_new(table, strlen(table), &p), SHEAF_OK, "%s", sheaf_error());
     cr_assert_eq(sheaf_arena_new(1 << 12, &a), SHEAF_OK);
     sheaf_policy_env env = {.get = no_keys, .n_devices = n_devices, .weights = weights, .pack_rows = pack_rows};
-    out->status = sheaf_policy_place(p, &env, tensors, n, a, places);
+    out->status = sheaf_policy_place(p, &env, tensors, n, a, places, NULL);
     snprintf(out->error, sizeof out->error, "%s", out->status ? sheaf_error() : "");
     for (int i = 0; i < n && !out->status; i++) {
         sheaf_layout_text(&places[i].layout, out->text[i], sizeof out->text[i]);
@@ -130,7 +130,10 @@ Test(table, mistakes_in_placing_name_line_and_tensor, .timeout = 60) {
         sheaf_status status;
         const char *error;
     } rows[] = {
-        {"group f columns\nw f 0\n", "x", SHEAF_F32, 64, 64, SHEAF_E_FORMAT, "no row matches x"},
+        {"group f columns\nw f 0\n", "x", SHEAF_F32, 64, 64, SHEAF_E_FORMAT, "lines 2 to 2: no row matches x"},
+        {"group f columns\n# a remark\nw f 0\nv f 0\n", "x", SHEAF_F32, 64, 64, SHEAF_E_FORMAT,
+         "lines 3 to 4: no row matches x"},
+        {"group f columns\nw f 0\n", "w", SHEAF_Q8_0, 33, 64, SHEAF_E_SHAPE, "line 2: w: rows are not whole blocks"},
         {"group f columns\nw f 0\nw.* f 1\n", "w", SHEAF_F32, 64, 64, SHEAF_E_FORMAT, "lines 2 and 3 both match w"},
         {"group h heads count 1\nw h 0 q\n", "w", SHEAF_F32, 64, 64, SHEAF_E_NOT_FOUND,
          "line 1: the model does not give count"},
@@ -259,7 +262,7 @@ Test(table, counts_may_differ_by_layer, .timeout = 60) {
     cr_assert_eq(sheaf_arena_new(1 << 12, &a), SHEAF_OK);
     sheaf_named t[] = {{"blk.0.q", SHEAF_F32, {48, 48, 1, 1}}, {"blk.1.q", SHEAF_F32, {64, 48, 1, 1}}};
     sheaf_policy_env env = {.get = by_layer, .n_devices = 4, .pack_rows = 1};
-    cr_assert_eq(sheaf_policy_place(p, &env, t, 2, a, places), SHEAF_OK, "%s", sheaf_error());
+    cr_assert_eq(sheaf_policy_place(p, &env, t, 2, a, places, NULL), SHEAF_OK, "%s", sheaf_error());
     for (int i = 0; i < 2; i++) sheaf_layout_text(&places[i].layout, text[i], sizeof text[i]);
     cr_assert_str_eq(text[0], "AXIS(0) [16:{0}] [16:{1}] [8:{2}] [8:{3}]", "%s", text[0]);
     cr_assert_str_eq(text[1], "AXIS(0) [16:{0}] [16:{1}] [16:{2}] [16:{3}]", "%s", text[1]);
