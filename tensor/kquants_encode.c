@@ -31,14 +31,6 @@ static float largest(const float *x, int n) {
     return most;
 }
 
-/* The one of largest magnitude, with its sign. */
-static float extreme(const float *x, int n) {
-    float best = 0;
-    for (int i = 0; i < n; i++)
-        if (fabsf(x[i]) > fabsf(best)) best = x[i];
-    return best;
-}
-
 /* --- steps and minima: q2_k, q4_k, q5_k --- */
 
 typedef struct affine_kind {
@@ -166,7 +158,7 @@ static void signed_codes(const float *x, float d, const int scale[16], int half,
 
 /* Rounds signed steps to codes lo..hi with the extreme one on lo, or all on lo when there is none; the half at `d`. */
 static void round_to_extreme(const float *steps, int lo, int hi, uint8_t *d, int *scale) {
-    float top = extreme(steps, 16), inverse = top != 0 ? (float)lo / top : 0;
+    float top = sheaf_extreme(steps, 16), inverse = top != 0 ? (float)lo / top : 0;
     for (int g = 0; g < 16; g++) scale[g] = top != 0 ? fit_nearest(inverse * steps[g], lo, hi) : lo;
     store_f16(d, top != 0 ? 1 / inverse : 0);
 }
@@ -216,7 +208,7 @@ void sheaf_encode_q6_k(const float *src, uint8_t *dst, int64_t n, const float *i
             for (int i = 0; i < 16; i++) w[i] = importance ? importance[16 * g + i] : x[i] * x[i];
             steps[g] = sheaf_fit_signed(x, w, 16, 32, code + 16 * g);
         }
-        if (fabsf(extreme(steps, 16)) < FIT_NOTHING) continue;
+        if (fabsf(sheaf_extreme(steps, 16)) < FIT_NOTHING) continue;
         round_to_extreme(steps, -128, 127, dst + 208, scale);
         signed_codes(src, load_f16(dst + 208), scale, 32, code);
         for (int g = 0; g < 16; g++) dst[192 + g] = (uint8_t)(int8_t)scale[g];

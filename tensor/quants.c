@@ -181,19 +181,6 @@ static void decode_mxfp4(const uint8_t *src, float *dst, int64_t n) {
     }
 }
 
-/* The element with the largest magnitude, with its sign: the scale of a symmetric block puts it on
- * the end of the code that reaches one step further. NaN counts as absent. */
-static float extreme(const float *x, int n) {
-    float best = 0, magnitude = 0;
-    for (int i = 0; i < n; i++) {
-        if (fabsf(x[i]) > magnitude) {
-            magnitude = fabsf(x[i]);
-            best = x[i];
-        }
-    }
-    return best;
-}
-
 static void range_of(const float *x, int n, float *lo, float *hi) {
     *lo = *hi = x[0];
     for (int i = 1; i < n; i++) {
@@ -209,7 +196,7 @@ static float inverse(float d) { return d != 0 ? 1.0f / d : 0.0f; }
 
 static void encode_q4_0(const float *src, uint8_t *dst, int64_t n) {
     for (; n > 0; n -= BLOCK, dst += 18, src += BLOCK) {
-        float d = extreme(src, BLOCK) / -8.0f, id = inverse(d);
+        float d = sheaf_extreme(src, BLOCK) / -8.0f, id = inverse(d);
         store_f16(dst, d);
         for (int j = 0; j < HALF; j++) {
             int low = code_of(src[j] * id + 8.5f, 15), high = code_of(src[j + HALF] * id + 8.5f, 15);
@@ -246,7 +233,7 @@ void sheaf_store_nibbles(uint8_t *dst, const uint8_t code[BLOCK]) {
 static void encode_q5_0(const float *src, uint8_t *dst, int64_t n) {
     uint8_t code[BLOCK];
     for (; n > 0; n -= BLOCK, dst += 22, src += BLOCK) {
-        float d = extreme(src, BLOCK) / -16.0f, id = inverse(d);
+        float d = sheaf_extreme(src, BLOCK) / -16.0f, id = inverse(d);
         store_f16(dst, d);
         for (int i = 0; i < BLOCK; i++) code[i] = (uint8_t)code_of(src[i] * id + 16.5f, 31);
         sheaf_store_five_bits(dst + 2, code);
@@ -268,7 +255,7 @@ static void encode_q5_1(const float *src, uint8_t *dst, int64_t n) {
 
 static void encode_q8_0(const float *src, uint8_t *dst, int64_t n) {
     for (; n > 0; n -= BLOCK, dst += 34, src += BLOCK) {
-        float d = fabsf(extreme(src, BLOCK)) / 127.0f, id = inverse(d);
+        float d = fabsf(sheaf_extreme(src, BLOCK)) / 127.0f, id = inverse(d);
         store_f16(dst, d);
         /* Away from zero at a half, whatever the rounding mode. */
         for (int i = 0; i < BLOCK; i++) {
@@ -295,7 +282,7 @@ static int nearest_mxfp4(float x, float d) {
 
 static void encode_mxfp4(const float *src, uint8_t *dst, int64_t n) {
     for (; n > 0; n -= BLOCK, dst += 17, src += BLOCK) {
-        dst[0] = mxfp4_exponent(fabsf(extreme(src, BLOCK)));
+        dst[0] = mxfp4_exponent(fabsf(sheaf_extreme(src, BLOCK)));
         float d = ldexpf(1.0f, (int)dst[0] - 128);
         for (int j = 0; j < HALF; j++)
             dst[1 + j] = (uint8_t)(nearest_mxfp4(src[j], d) | nearest_mxfp4(src[j + HALF], d) << 4);

@@ -1,20 +1,16 @@
 /* See quants_fit.h. */
 #include "tensor/quants_fit.h"
 
+#include "tensor/quants_internal.h"
+
 #include <string.h>
 
 enum { MOST = 256 };
 
-/* The element of largest magnitude, with its sign; 0 when all are as good as nothing. */
-static float extreme(const float *x, int n) {
-    float best = 0, magnitude = 0;
-    for (int i = 0; i < n; i++) {
-        if (fabsf(x[i]) > magnitude) {
-            magnitude = fabsf(x[i]);
-            best = x[i];
-        }
-    }
-    return magnitude < FIT_NOTHING ? 0 : best;
+/* 0 when all elements are as good as nothing. */
+static float extreme_or_nothing(const float *x, int n) {
+    float best = sheaf_extreme(x, n);
+    return fabsf(best) < FIT_NOTHING ? 0 : best;
 }
 
 /* --- signed --- */
@@ -35,7 +31,7 @@ static moments signed_moments(const float *x, const float *w, int n, int half, f
 }
 
 float sheaf_fit_signed(const float *x, const float *w, int n, int half, uint8_t *code) {
-    float top = extreme(x, n);
+    float top = extreme_or_nothing(x, n);
     if (top == 0) {
         memset(code, 0, (size_t)n);
         return 0;
@@ -80,7 +76,7 @@ static bool improve_codes(const float *x, int n, int half, int *c, moments *m) {
 
 float sheaf_fit_signed_by_codes(const float *x, int n, int half, uint8_t *code) {
     int c[MOST];
-    float top = extreme(x, n);
+    float top = extreme_or_nothing(x, n);
     if (top == 0) {
         memset(code, 0, (size_t)n);
         return 0;

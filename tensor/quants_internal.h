@@ -6,6 +6,7 @@
 
 #include "tensor/tensor.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { SUPER_BLOCK = 256 };
@@ -42,6 +43,15 @@ static inline float store_f16(uint8_t *p, float f) {
     uint16_t h = sheaf_f32_to_f16(f);
     memcpy(p, &h, sizeof h);
     return sheaf_f16_to_f32(h);
+}
+
+/* The element of largest magnitude, with its sign: the scale of a symmetric group puts it on the end of the code that
+ * reaches one step further. NaN counts as absent. */
+static inline float sheaf_extreme(const float *x, int n) {
+    float best = 0;
+    for (int i = 0; i < n; i++)
+        if (fabsf(x[i]) > fabsf(best)) best = x[i];
+    return best;
 }
 
 /* Writes 32 five-bit codes as [32 high bits][16 bytes of nibbles], 32 four-bit codes as [16 bytes of nibbles]. */

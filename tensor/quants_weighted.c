@@ -32,38 +32,32 @@ static void affine(const float *x, const float *importance, float spread, int to
     store_f16(dst + 2, -min);
 }
 
+/* How a type lays out a block: scales, then codes of four or five bits. */
+typedef struct weighted_form {
+    int top; /* symmetric: half the range; affine: the largest code */
+    bool affine;
+    int scales, bytes; /* of a block's scales, of a block */
+    void (*store)(uint8_t *dst, const uint8_t *code);
+} weighted_form;
+
+static void encode(const weighted_form *f, const float *src, uint8_t *dst, int64_t n, const float *importance) {
+    uint8_t code[BLOCK];
+    float spread = mean_square(src, n);
+    for (; n > 0; n -= BLOCK, src += BLOCK, importance += BLOCK, dst += f->bytes) {
+        (f->affine ? affine : symmetric)(src, importance, spread, f->top, dst, code);
+        f->store(dst + f->scales, code);
+    }
+}
+
 void sheaf_encode_weighted_q4_0(const float *src, uint8_t *dst, int64_t n, const float *importance) {
-    uint8_t code[BLOCK];
-    float spread = mean_square(src, n);
-    for (; n > 0; n -= BLOCK, src += BLOCK, importance += BLOCK, dst += 18) {
-        symmetric(src, importance, spread, 8, dst, code);
-        sheaf_store_nibbles(dst + 2, code);
-    }
+    encode(&(weighted_form){8, false, 2, 18, sheaf_store_nibbles}, src, dst, n, importance);
 }
-
 void sheaf_encode_weighted_q4_1(const float *src, uint8_t *dst, int64_t n, const float *importance) {
-    uint8_t code[BLOCK];
-    float spread = mean_square(src, n);
-    for (; n > 0; n -= BLOCK, src += BLOCK, importance += BLOCK, dst += 20) {
-        affine(src, importance, spread, 15, dst, code);
-        sheaf_store_nibbles(dst + 4, code);
-    }
+    encode(&(weighted_form){15, true, 4, 20, sheaf_store_nibbles}, src, dst, n, importance);
 }
-
 void sheaf_encode_weighted_q5_0(const float *src, uint8_t *dst, int64_t n, const float *importance) {
-    uint8_t code[BLOCK];
-    float spread = mean_square(src, n);
-    for (; n > 0; n -= BLOCK, src += BLOCK, importance += BLOCK, dst += 22) {
-        symmetric(src, importance, spread, 16, dst, code);
-        sheaf_store_five_bits(dst + 2, code);
-    }
+    encode(&(weighted_form){16, false, 2, 22, sheaf_store_five_bits}, src, dst, n, importance);
 }
-
 void sheaf_encode_weighted_q5_1(const float *src, uint8_t *dst, int64_t n, const float *importance) {
-    uint8_t code[BLOCK];
-    float spread = mean_square(src, n);
-    for (; n > 0; n -= BLOCK, src += BLOCK, importance += BLOCK, dst += 24) {
-        affine(src, importance, spread, 31, dst, code);
-        sheaf_store_five_bits(dst + 4, code);
-    }
+    encode(&(weighted_form){31, true, 4, 24, sheaf_store_five_bits}, src, dst, n, importance);
 }
