@@ -52,6 +52,8 @@ typedef struct sheaf_caps {
  * queue (the epilogue of a sum). Rows of n contiguous f32; weight may be NULL. */
 typedef struct sheaf_row_kernels {
     void (*rms_norm)(float *out, const float *x, const float *weight, int64_t n, float eps);
+    /* out = (float)(x + y), then + residual unless that is NULL; out may be residual. */
+    void (*sum_f64)(float *out, const double *x, const double *y, const float *residual, int64_t n);
 } sheaf_row_kernels;
 
 typedef struct sheaf_device_iface {

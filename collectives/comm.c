@@ -547,6 +547,7 @@ static sheaf_status make_members(sheaf_comm *c, sheaf_device *const *devices) {
         const sheaf_device_iface *iface = devices[i]->iface;
         const sheaf_row_kernels *rows = iface && iface->row_kernels ? iface->row_kernels(devices[i]) : NULL;
         m->rms_norm = rows ? rows->rms_norm : plain_rms_norm;
+        m->sum_f64 = rows ? rows->sum_f64 : NULL;
     }
     return SHEAF_OK;
 }

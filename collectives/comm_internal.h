@@ -57,6 +57,8 @@ typedef struct member {
     sheaf_comm *comm;
     sheaf_device *device;
     void (*rms_norm)(float *out, const float *x, const float *weight, int64_t n, float eps);
+    /* NULL: the device lends none */
+    void (*sum_f64)(float *out, const double *x, const double *y, const float *residual, int64_t n);
     int32_t number; /* world device */
     char *staging;  /* two slots */
     /* the posting thread's */

@@ -10,12 +10,25 @@ enum { SLICE_ALIGN = 16 }; /* elements: threads write different cache lines of o
 
 static char *at_element(void *base, int64_t e, size_t bytes) { return (char *)base + (size_t)e * bytes; }
 
+/* One addition of two unrounded leaves, which is what two devices have: in one pass, if the device lends a kernel. */
+static bool reduce_pair(run *r, const canon_program *p, const void *const *leaf, int64_t leaf_from, int64_t from,
+                        int64_t to) {
+    const sheaf_comm_args *a = &r->post->args;
+    if (!r->m->sum_f64 || r->op->kind->type != SHEAF_F64 || p->n != 3 || p->code[2] != CANON_ADD) return false;
+    const double *x = leaf[p->code[0]], *y = leaf[p->code[1]];
+    const float *residual = r->op->d.epilogue.add ? a->residual : NULL;
+    r->m->sum_f64((float *)a->out + from, x + (from - leaf_from), y + (from - leaf_from),
+                  residual ? residual + from : NULL, to - from);
+    return true;
+}
+
 /* Elements [from, to) of the whole tensor: the sum, then the residual while it is in cache. */
 static void reduce_part(run *r, const canon_program *p, const void *const *leaf, bool from_acc, int64_t leaf_from,
                         int64_t from, int64_t to) {
     const sheaf_comm_args *a = &r->post->args;
     const sum_kind *k = r->op->kind;
     bool add = r->op->d.epilogue.add;
+    if (reduce_pair(r, p, leaf, leaf_from, from, to)) return;
     for (int64_t e = from; e < to; e += SUM_BLOCK) {
         int64_t n = to - e < SUM_BLOCK ? to - e : SUM_BLOCK;
         float residual[SUM_BLOCK]; /* read first: it may be out itself */

@@ -286,7 +286,7 @@ static cpu_device *device_create(cpu_host *h, const planned *p, const cpu_kernel
     memset(d, 0, sizeof *d);
     d->host = h;
     d->kernels = kernels;
-    d->rows.rms_norm = kernels->rms_norm;
+    d->rows = (sheaf_row_kernels){kernels->rms_norm, kernels->sum_f64};
     d->core0 = p->core0;
     d->n_cores = p->n_cores;
     d->shares = shares;

@@ -273,7 +273,7 @@ sheaf_status cpu_host_device_open(cpu_host *h, sheaf_device *const *members, int
         host_free(&d->base);
         return s;
     }
-    d->rows.rms_norm = d->kernels->rms_norm;
+    d->rows = (sheaf_row_kernels){d->kernels->rms_norm, d->kernels->sum_f64};
     d->mapped = (sheaf_buffer_type){.iface = &cpu_mapped_type_iface,
                                     .name = "host mapped",
                                     .device = &d->base,

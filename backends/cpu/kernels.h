@@ -104,6 +104,7 @@ typedef struct cpu_kernels {
     void (*glu)(float *out, const float *gate, const float *up, int64_t n, sheaf_glu kind);
     void (*unary)(float *out, const float *x, int64_t n, sheaf_unary kind);
     void (*rms_norm)(float *out, const float *x, const float *weight, int64_t n, float eps); /* sum of squares in f64 */
+    void (*sum_f64)(float *out, const double *x, const double *y, const float *residual, int64_t n); /* backend.h */
     void (*rotation)(float *cs, const double *angle, double magnitude, int64_t n); /* cos, sin, cos, sin, ... */
     void (*soft_max)(float *out, const float *x, const float *mask, float scale, float slope, int64_t n);
     void (*to_float[SHEAF_TYPE_COUNT])(const void *src, float *dst, int64_t n); /* NULL: sheaf_to_float */

@@ -126,6 +126,18 @@ static void rms_norm(float *out, const float *x, const float *weight, int64_t n,
     }
 }
 
+static void sum_f64(float *out, const double *x, const double *y, const float *residual, int64_t n) {
+    EACH(n, {
+        const __m256i lo = _mm256_cvtepi32_epi64(_mm256_castsi256_si128(some));
+        const __m256i hi = _mm256_cvtepi32_epi64(_mm256_extracti128_si256(some, 1));
+        __m256d a = _mm256_add_pd(_mm256_maskload_pd(x + i, lo), _mm256_maskload_pd(y + i, lo));
+        __m256d b = _mm256_add_pd(_mm256_maskload_pd(x + i + 4, hi), _mm256_maskload_pd(y + i + 4, hi));
+        __m256 sum = _mm256_set_m128(_mm256_cvtpd_ps(b), _mm256_cvtpd_ps(a));
+        if (residual) sum = _mm256_add_ps(sum, LOAD(residual));
+        STORE(out, sum);
+    })
+}
+
 static void soft_max(float *out, const float *x, const float *mask, float factor, float slope, int64_t n) {
     const __m256 hidden = _mm256_set1_ps(-INFINITY);
     __m256 top = hidden, nan = _mm256_setzero_ps();
@@ -182,6 +194,7 @@ void avx2_vectors(cpu_kernels *t) {
     t->glu = glu;
     t->unary = unary;
     t->rms_norm = rms_norm;
+    t->sum_f64 = sum_f64;
     t->rotation = rotation;
     t->soft_max = soft_max;
     t->to_float[SHEAF_F16] = from_f16;

@@ -123,6 +123,17 @@ static void rms_norm(float *out, const float *x, const float *weight, int64_t n,
     }
 }
 
+static void sum_f64(float *out, const double *x, const double *y, const float *residual, int64_t n) {
+    EACH(n, {
+        const __mmask8 lo = (__mmask8)some, hi = (__mmask8)(some >> 8);
+        __m512d a = _mm512_add_pd(_mm512_maskz_loadu_pd(lo, x + i), _mm512_maskz_loadu_pd(lo, y + i));
+        __m512d b = _mm512_add_pd(_mm512_maskz_loadu_pd(hi, x + i + 8), _mm512_maskz_loadu_pd(hi, y + i + 8));
+        __m512 sum = _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(a)), _mm512_cvtpd_ps(b), 1);
+        if (residual) sum = _mm512_add_ps(sum, LOAD(residual));
+        STORE(out, sum);
+    })
+}
+
 static void soft_max(float *out, const float *x, const float *mask, float factor, float slope, int64_t n) {
     const __m512 hidden = _mm512_set1_ps(-INFINITY);
     __m512 top = hidden;
@@ -173,6 +184,7 @@ void avx512_vectors(cpu_kernels *t) {
     t->glu = glu;
     t->unary = unary;
     t->rms_norm = rms_norm;
+    t->sum_f64 = sum_f64;
     t->rotation = rotation;
     t->soft_max = soft_max;
     t->to_float[SHEAF_F16] = from_f16;

@@ -245,6 +245,13 @@ static void rms_norm(float *out, const float *x, const float *weight, int64_t n,
 }
 
 /* A row that is all -inf gives zeros: nothing is visible, so nothing is attended to. */
+static void sum_f64(float *out, const double *x, const double *y, const float *residual, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        float sum = (float)(x[i] + y[i]);
+        out[i] = residual ? sum + residual[i] : sum;
+    }
+}
+
 static void soft_max(float *out, const float *x, const float *mask, float factor, float slope, int64_t n) {
     float best = -INFINITY;
     for (int64_t i = 0; i < n; i++) {
@@ -275,6 +282,7 @@ void cpu_kernels_portable(cpu_kernels *t) {
     t->glu = glu;
     t->unary = portable_unary;
     t->rms_norm = rms_norm;
+    t->sum_f64 = sum_f64;
     t->rotation = rotation;
     t->soft_max = soft_max;
 }

@@ -7,12 +7,13 @@
  *     device 1   in1 ==meet== out = in0 + in1 + in2      each reads N addends
  *     device 2   in2 ==meet== out = in0 + in1 + in2
  *
- * Two-shot (large): member m adds up the m-th part of the rows, with the epilogue, and writes it into
- * everybody's result; a second meeting says that all parts are there.
+ * Two-shot (large): member m adds up the m-th part of the rows, with the epilogue, into its own result; when all
+ * parts are there everybody copies those of the others. Storing into the others' results instead would save a meeting,
+ * but each line would then cross twice: to be owned by who stores it, and back to be read.
  *
- *     device 0   in0 ==meet== part 0 -> out of 0, 1, 2 ==meet==
- *     device 1   in1 ==meet== part 1 -> out of 0, 1, 2 ==meet==     each reads 1/N of N addends
- *     device 2   in2 ==meet== part 2 -> out of 0, 1, 2 ==meet==
+ *     device 0   in0 ==meet== part 0 -> out 0 ==meet== parts 1, 2 -> out 0 ==meet==
+ *     device 1   in1 ==meet== part 1 -> out 1 ==meet== parts 0, 2 -> out 1 ==meet==     each reads 1/N of N addends
+ *     device 2   in2 ==meet== part 2 -> out 2 ==meet== parts 0, 1 -> out 2 ==meet==
  *
  * Gather and broadcast are pulled: meet, copy what is mine to have, meet. */
 #include "collectives/comm_internal.h"
@@ -30,7 +31,7 @@ static bool is_two_shot(const sheaf_comm_op *op, int64_t rows) {
 
 static int64_t meetings(const sheaf_comm_op *op, int64_t rows) {
     switch (op->d.kind) {
-    case SHEAF_COMM_ALLREDUCE: return op->d.staged && !is_two_shot(op, rows) ? 1 : 2;
+    case SHEAF_COMM_ALLREDUCE: return is_two_shot(op, rows) ? 3 : op->d.staged ? 1 : 2;
     case SHEAF_COMM_BARRIER: return 1;
     case SHEAF_COMM_ALLGATHER:
     case SHEAF_COMM_BROADCAST: return 2;
@@ -44,45 +45,50 @@ static void inputs(run *r, const void **in) {
     for (int k = 0; k < r->c->n_local; k++) in[k] = run_args_of(r, k)->in;
 }
 
-static void push_rows(run *r, int64_t row, int64_t rows) {
+/* Rows [row, row + rows) of another member's results into ours. */
+static void pull_rows(run *r, const sheaf_comm_args *other, int64_t row, int64_t rows) {
+    const sheaf_comm_args *a = &r->post->args;
     int64_t n = r->op->d.row;
     size_t b = r->op->kind->out_bytes, at = (size_t)(row * n), count = (size_t)(rows * n);
-    const sheaf_comm_args *a = &r->post->args;
+    memcpy((char *)a->out + at * b, (const char *)other->out + at * b, count * b);
+    if (r->op->d.epilogue.norm) memcpy((float *)a->norm_out + at, (const float *)other->norm_out + at, count * 4);
+}
+
+/* Asks for what the sum of a row will read from other caches, while the row before it is summed. */
+static void expect_row(const run *r, const void *const *in, int64_t row) {
+    size_t bytes = (size_t)r->op->d.row * r->op->kind->in_bytes;
     for (int k = 0; k < r->c->n_local; k++) {
-        const sheaf_comm_args *o = run_args_of(r, k);
-        if (o == a) continue;
-        memcpy((char *)o->out + at * b, (const char *)a->out + at * b, count * b);
-        if (r->op->d.epilogue.norm) memcpy((float *)o->norm_out + at, (const float *)a->norm_out + at, count * 4);
+        for (size_t at = 0; at < bytes && in[k]; at += 64)
+            __builtin_prefetch((const char *)in[k] + (size_t)row * bytes + at, 0, 3);
     }
 }
 
-/* Asks for what the sum of a row will touch in other caches, while the row before it is summed. */
-static void expect_row(run *r, const void *const *in, int64_t row) {
-    size_t n = (size_t)r->op->d.row, in_bytes = n * r->op->kind->in_bytes, out_bytes = n * r->op->kind->out_bytes;
-    for (int k = 0; k < r->c->n_local; k++) {
-        const sheaf_comm_args *o = run_args_of(r, k);
-        for (size_t at = 0; at < in_bytes && in[k]; at += 64)
-            __builtin_prefetch((const char *)in[k] + (size_t)row * in_bytes + at, 0, 3);
-        if (o == &r->post->args) continue;
-        for (size_t at = 0; at < out_bytes; at += 64) {
-            __builtin_prefetch((const char *)o->out + (size_t)row * out_bytes + at, 1, 2);
-            if (o->norm_out) __builtin_prefetch((const char *)o->norm_out + (size_t)row * out_bytes + at, 1, 2);
-        }
-    }
+/* This thread's rows of member k's part. */
+static void part_of(const run *r, int k, int64_t *from, int64_t *to) {
+    int64_t first, last;
+    run_slice(r->post->args.rows, k, r->c->n_local, 1, &first, &last);
+    run_slice(last - first, r->i, r->n, 1, from, to);
+    *from += first;
+    *to += first;
 }
 
 static sheaf_status two_shot(run *r) {
     const void *in[MAX_DEVICES];
-    int64_t first, last, from, to;
+    int64_t from, to;
     sheaf_status s = run_enter(r);
     if (s) return s;
     inputs(r, in);
-    run_slice(r->post->args.rows, r->post->i, r->c->n_local, 1, &first, &last);
-    run_slice(last - first, r->i, r->n, 1, &from, &to);
-    for (int64_t row = first + from; row < first + to; row++) {
-        if (row + 1 < first + to) expect_row(r, in, row + 1);
+    part_of(r, r->post->i, &from, &to);
+    for (int64_t row = from; row < to; row++) {
+        if (row + 1 < to) expect_row(r, in, row + 1);
         reduce_own_rows(r, &r->op->program, in, false, 0, row, 1);
-        push_rows(r, row, 1);
+    }
+    s = run_meet(r, 0);
+    if (s) return s;
+    for (int k = 0; k < r->c->n_local; k++) {
+        if (k == r->post->i) continue;
+        part_of(r, k, &from, &to);
+        pull_rows(r, run_args_of(r, k), from, to - from);
     }
     return run_meet(r, 0);
 }

@@ -595,6 +595,14 @@ static void check_rows(const cpu_kernels *t, const cpu_kernels *ref, int n, bool
     check_close(t, "rms_norm", got, want, n, 1e-6);
     t->rms_norm(got, x, NULL, n, 1e-5f), ref->rms_norm(want, x, NULL, n, 1e-5f);
     check_close(t, "rms_norm without weight", got, want, n, 1e-6);
+    double *a = malloc((size_t)n * sizeof *a), *b = malloc((size_t)n * sizeof *b);
+    for (int64_t j = 0; j < n; j++) a[j] = (double)x[j] / 3, b[j] = (double)y[j] / 7;
+    t->sum_f64(got, a, b, NULL, n), ref->sum_f64(want, a, b, NULL, n);
+    check_close(t, "sum_f64", got, want, n, 0);
+    t->sum_f64(got, a, b, x, n), ref->sum_f64(want, a, b, x, n);
+    check_close(t, "sum_f64 with a residual", got, want, n, 0);
+    free(b);
+    free(a);
     if (odd) return;
     for (int i = 0; i < n; i += 3) y[i] = -INFINITY;
     t->soft_max(got, x, y, 0.5f, 2.0f, n), ref->soft_max(want, x, y, 0.5f, 2.0f, n);
