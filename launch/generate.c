@@ -123,11 +123,20 @@ static sheaf_status check_prompt(const generator *g, const sheaf_ids *prompt) {
                             sheaf_model_hparams(g->s->model)->n_ctx_train);
 }
 
+/* Forgets what comes after *same tokens; all of it where that is not possible: layers with a window keep only the
+ * recent past. */
+static sheaf_status forget_after(generator *g, size_t *same) {
+    sheaf_status s = sheaf_kv_remove(g->s->context, 0, (int32_t)*same, -1);
+    if (s != SHEAF_E_RANGE || *same == 0) return s;
+    *same = 0;
+    return sheaf_kv_remove(g->s->context, 0, 0, -1);
+}
+
 /* Keeps of the cache what the new prompt begins with, runs the rest (at least its last token, for its logits). */
 static sheaf_status run_prompt(generator *g, const sheaf_ids *prompt) {
     size_t same = 0;
     while (same < g->cached.n && same + 1 < prompt->n && g->cached.v[same] == prompt->v[same]) same++;
-    sheaf_status s = sheaf_kv_remove(g->s->context, 0, (int32_t)same, -1);
+    sheaf_status s = forget_after(g, &same);
     if (s) return s;
     g->cached.n = same;
     for (size_t i = 0; i < prompt->n; i++) sheaf_sampler_accept(g->sampler, prompt->v[i]);

@@ -51,6 +51,7 @@ typedef struct options {
     /* context */
     int n_ctx, n_batch, n_ubatch;
     const char *type_k, *type_v;
+    bool swa_full;
     on_off_auto flash_attention;
     /* prompt and reply */
     const char *prompt, *file, *system, *system_file;

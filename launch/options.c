@@ -67,6 +67,8 @@ static const option_row rows[] = {
     {"-c --ctx-size", K_INT, CMD_MODEL, AT(n_ctx), 0, INT_MAX, "N", "tokens of context; 0: the model's"},
     {"-b --batch-size", K_INT, CMD_MODEL, AT(n_batch), 1, 1 << 20, "N", "tokens handed over at once (2048)"},
     {"-ub --ubatch-size", K_INT, CMD_MODEL, AT(n_ubatch), 1, 1 << 16, "N", "tokens that run at once (512)"},
+    {"--swa-full", K_FLAG, CMD_MODEL, AT(swa_full), 0, 0, NULL,
+     "layers with a sliding window keep the whole context too, not only their window"},
     {"-ctk --cache-type-k", K_STR, CMD_MODEL, AT(type_k), 0, 0, "TYPE",
      "type of the K cache: f16 (default), " CACHE_TYPES_BUT_F16},
     {"-ctv --cache-type-v", K_STR, CMD_MODEL, AT(type_v), 0, 0, "TYPE",

@@ -114,6 +114,7 @@ sheaf_status session_open_context(session *s, const options *o) {
         co.n_batch = co.n_ubatch; /* every row's logits are read: hand over no more than run at once */
     co.n_outputs = o->bit == CMD_PERPLEXITY ? 0 : 1;
     co.strict = o->strict;
+    co.full_window = o->swa_full;
     sheaf_status status = cache_type(o->type_k, "-ctk", &co.type_k);
     if (!status) status = cache_type(o->type_v, "-ctv", &co.type_v);
     if (!status) warn_of_long_context(s, o);

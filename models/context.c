@@ -67,23 +67,36 @@ static sheaf_status copy_weights(sheaf_context *c) {
     return SHEAF_OK;
 }
 
-static sheaf_tensor *cache_tensor(sheaf_context *c, sheaf_type type, int64_t row, const char *name) {
-    sheaf_tensor *t = sheaf_new_2d(c->state, type, row, c->o.n_ctx);
+/* Cells of windowed layers: what a token of each sequence may see, and the tokens that are written meanwhile. */
+static int32_t count_window_cells(const sheaf_context *c) {
+    if (c->model->n_windowed == 0) return 0;
+    int64_t n = (int64_t)c->o.n_seq * c->model->hp.window + c->o.n_ubatch;
+    return c->o.full_window || n > c->o.n_ctx ? c->o.n_ctx : (int32_t)n;
+}
+
+int32_t context_layer_cells(const sheaf_context *c, int32_t il) {
+    return c->model->windowed && c->model->windowed[il] ? c->window_cells.n : c->o.n_ctx;
+}
+
+static sheaf_tensor *cache_tensor(sheaf_context *c, sheaf_type type, int64_t row, int32_t il, const char *name) {
+    sheaf_tensor *t = sheaf_new_2d(c->state, type, row, context_layer_cells(c, il));
     return sheaf_set_flag(sheaf_set_name(t, "%s", name), SHEAF_FLAG_STATE);
 }
 
 static sheaf_status make_cache(sheaf_context *c) {
     const sheaf_model *m = c->model;
     const sheaf_hparams *h = &m->hp;
-    sheaf_status s = sheaf_arena_new(16 << 10, &c->state);
+    sheaf_status s = kv_cells_init(&c->cells, c->o.n_ctx, c->o.n_seq);
+    if (!s && m->n_windowed > 0) s = kv_cells_init(&c->window_cells, count_window_cells(c), c->o.n_seq);
+    if (!s) s = sheaf_arena_new(16 << 10, &c->state);
     if (s) return s;
     c->cache_k = sheaf_calloc((size_t)h->n_layer, sizeof(sheaf_tensor *));
     c->cache_v = sheaf_calloc((size_t)h->n_layer, sizeof(sheaf_tensor *));
     if (!c->cache_k || !c->cache_v) return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a KV cache");
     for (int32_t il = 0; il < h->n_layer; il++) {
         int64_t heads = h->layer[il].n_head_kv;
-        c->cache_k[il] = cache_tensor(c, c->o.type_k, heads * h->head_k, m->kv_name[2 * il]);
-        c->cache_v[il] = cache_tensor(c, c->o.type_v, heads * model_cached_v(m), m->kv_name[2 * il + 1]);
+        c->cache_k[il] = cache_tensor(c, c->o.type_k, heads * h->head_k, il, m->kv_name[2 * il]);
+        c->cache_v[il] = cache_tensor(c, c->o.type_v, heads * model_cached_v(m), il, m->kv_name[2 * il + 1]);
         if (!c->cache_k[il] || !c->cache_v[il]) return sheaf_arena_status(c->state);
     }
     if (!m->no_data) s = model_need_memory(m, c->state);
@@ -110,11 +123,13 @@ static sheaf_status make_batch(sheaf_context *c) {
     b->seq = sheaf_malloc(n * sizeof *b->seq);
     b->want = sheaf_malloc(n);
     c->claimed = sheaf_malloc(n * sizeof *c->claimed);
+    c->window_claimed = sheaf_malloc(n * sizeof *c->window_claimed);
     c->plan_compute = sheaf_calloc(members, sizeof *c->plan_compute);
     c->plan_staging = sheaf_calloc(members, sizeof *c->plan_staging);
-    if (!b->token || !b->pos || !b->seq || !b->want || !c->claimed || !c->plan_compute || !c->plan_staging)
+    if (!b->token || !b->pos || !b->seq || !b->want || !c->claimed || !c->window_claimed || !c->plan_compute ||
+        !c->plan_staging)
         return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a batch of %zu tokens", n);
-    return kv_cells_init(&c->cells, c->o.n_ctx, c->o.n_seq);
+    return SHEAF_OK;
 }
 
 static sheaf_status need_logits(sheaf_context *c, int32_t rows) {
@@ -132,10 +147,19 @@ static sheaf_status need_logits(sheaf_context *c, int32_t rows) {
 
 /* --- graphs --------------------------------------------------------------------------------------------- */
 
-static int32_t bucket(const sheaf_context *c, int32_t n_kv) {
-    int64_t up = ((int64_t)n_kv + KV_BUCKET - 1) / KV_BUCKET * KV_BUCKET;
+static int32_t bucket(int32_t used, int32_t cells) {
+    int64_t up = ((int64_t)used + KV_BUCKET - 1) / KV_BUCKET * KV_BUCKET;
     if (up < KV_BUCKET) up = KV_BUCKET;
-    return up > c->o.n_ctx ? c->o.n_ctx : (int32_t)up;
+    return up > cells ? cells : (int32_t)up;
+}
+
+/* Of the graph for n tokens where cells below n_kv, and of windowed layers below n_window, are in use. */
+static graph_key key_of(const sheaf_context *c, int32_t n, int32_t n_kv, int32_t n_window, int32_t n_out) {
+    const sheaf_model *m = c->model;
+    return (graph_key){.n_tokens = n,
+                       .n_kv = m->n_windowed < m->hp.n_layer ? bucket(n_kv, c->cells.n) : 0,
+                       .n_window = m->n_windowed > 0 ? bucket(n_window, c->window_cells.n) : 0,
+                       .n_out = n_out};
 }
 
 /* Builds the graph of `key` in the arena whose turn it is. */
@@ -196,7 +220,7 @@ static void note_plans(sheaf_context *c) {
 
 static sheaf_status reserve(sheaf_context *c, int32_t n_tokens, int32_t n_out, int32_t *nodes, int32_t *splits) {
     graph_build b;
-    sheaf_status s = build_graph(c, (graph_key){n_tokens, c->o.n_ctx, n_out}, &b);
+    sheaf_status s = build_graph(c, key_of(c, n_tokens, c->cells.n, c->window_cells.n, n_out), &b);
     if (!s) s = sheaf_sched_reserve(c->sched, b.graph);
     if (s) return s;
     sheaf_sched_stats st = sheaf_sched_get_stats(c->sched);
@@ -258,7 +282,9 @@ void sheaf_context_free(sheaf_context *c) {
     sheaf_arena_free(c->state);
     sheaf_free(c->weight);
     sheaf_arena_free(c->arena);
+    kv_cells_free(&c->window_cells);
     kv_cells_free(&c->cells);
+    sheaf_free(c->window_claimed);
     sheaf_free(c->claimed);
     sheaf_free(c->batch.token);
     sheaf_free(c->batch.pos);
@@ -272,6 +298,12 @@ void sheaf_context_free(sheaf_context *c) {
 
 /* --- decode --------------------------------------------------------------------------------------------- */
 
+/* Do windowed layers hold all that a token at `pos` of the sequence sees [M5]? */
+static bool context_can_go_on(const sheaf_context *c, int32_t seq, int32_t pos) {
+    return c->window_cells.n == 0 || pos == 0 || c->window_cells.lost[seq] <= 0 ||
+           c->window_cells.lost[seq] <= pos - c->model->hp.window + 1;
+}
+
 static sheaf_status complete_token(sheaf_context *c, const sheaf_batch *b, int32_t i) {
     full_batch *f = &c->batch;
     int32_t token = b->token[i], seq = b->seq ? b->seq[i] : 0;
@@ -284,6 +316,11 @@ static sheaf_status complete_token(sheaf_context *c, const sheaf_batch *b, int32
     if (pos < *next || pos == INT32_MAX)
         return sheaf_fail(SHEAF_E_ARGUMENT, "token %d of the batch: position %d of sequence %d, expected at least %d",
                           i, pos, seq, *next);
+    if (!context_can_go_on(c, seq, pos))
+        return sheaf_fail(SHEAF_E_RANGE,
+                          "token %d of the batch: position %d of sequence %d sees positions that layers with a window "
+                          "hold no longer; remove the whole sequence first",
+                          i, pos, seq);
     if (c->model->arch->learned_positions && pos >= c->model->hp.n_ctx_train)
         return sheaf_fail(SHEAF_E_RANGE, "token %d of the batch: position %d, the model has %d", i, pos,
                           c->model->hp.n_ctx_train);
@@ -323,10 +360,22 @@ static int32_t ubatch_length(const sheaf_context *c, int32_t first, int32_t *wan
     return n;
 }
 
+static void claim_cells(sheaf_context *c, int32_t first, int32_t n) {
+    int32_t *next = c->cells.ahead; /* where each sequence is before this micro-batch */
+    memcpy(next, c->cells.next, (size_t)c->o.n_seq * sizeof *next);
+    for (int32_t i = first; i < first + n; i++) {
+        int32_t seq = c->batch.seq[i], pos = c->batch.pos[i];
+        c->claimed[c->n_claimed] = kv_cells_claim(&c->cells, seq, pos);
+        if (c->window_cells.n)
+            c->window_claimed[c->n_claimed] =
+                kv_cells_claim_windowed(&c->window_cells, seq, pos, c->model->hp.window, next);
+        c->n_claimed++;
+    }
+}
+
 static sheaf_status run_ubatch(sheaf_context *c, int32_t first, int32_t n, int32_t wanted) {
-    for (int32_t i = first; i < first + n; i++)
-        c->claimed[c->n_claimed++] = kv_cells_claim(&c->cells, c->batch.seq[i], c->batch.pos[i]);
-    sheaf_status s = use_graph(c, (graph_key){n, bucket(c, c->cells.high), wanted ? wanted : 1});
+    claim_cells(c, first, n);
+    sheaf_status s = use_graph(c, key_of(c, n, c->cells.high, c->window_cells.high, wanted ? wanted : 1));
     if (!s) s = graph_inputs_fill(c, first, n);
     if (!s) s = sheaf_sched_compute(c->sched);
     if (s) return s;
@@ -340,12 +389,11 @@ static sheaf_status run_ubatch(sheaf_context *c, int32_t first, int32_t n, int32
     return s;
 }
 
-/* Gives back the cells of a batch that failed [M3]. */
+/* Gives back the cells of a batch that failed [M3]: of each sequence, all from its first token in the batch on. */
 static void drop_claimed(sheaf_context *c) {
     for (int32_t i = 0; i < c->n_claimed; i++) {
-        int32_t seq = c->cells.seq[c->claimed[i]];
-        kv_cells_release(&c->cells, c->claimed[i]);
-        if (i + 1 == c->n_claimed || c->cells.seq[c->claimed[i + 1]] != seq) kv_cells_settle(&c->cells, seq);
+        int32_t seq = c->batch.seq[i], pos = c->batch.pos[i];
+        if (pos < c->cells.next[seq]) context_kv_remove(c, seq, pos, -1);
     }
 }
 
@@ -401,7 +449,10 @@ int32_t sheaf_kv_used(const sheaf_context *c, int32_t seq) {
     return seq < 0 || seq >= c->o.n_seq ? 0 : c->cells.count[seq];
 }
 
-void context_kv_clear(sheaf_context *c) { kv_cells_clear(&c->cells); }
+void context_kv_clear(sheaf_context *c) {
+    kv_cells_clear(&c->cells);
+    if (c->window_cells.n) kv_cells_clear(&c->window_cells);
+}
 
 sheaf_status sheaf_kv_clear(sheaf_context *c) {
     sheaf_status s = follow_leads(c) ? follow_send(c, FOLLOW_CLEAR, 0, 0, 0) : SHEAF_OK;
@@ -410,16 +461,28 @@ sheaf_status sheaf_kv_clear(sheaf_context *c) {
 }
 
 void context_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1) {
-    for (int32_t i = 0; i < c->cells.high; i++)
-        if (c->cells.seq[i] == seq && c->cells.pos[i] >= p0 && (p1 < 0 || c->cells.pos[i] < p1))
-            kv_cells_release(&c->cells, i);
-    kv_cells_settle(&c->cells, seq);
+    kv_cells_remove(&c->cells, seq, p0, p1);
+    if (!c->window_cells.n) return;
+    kv_cells_remove(&c->window_cells, seq, p0, p1);
+    if (c->cells.count[seq] == 0) c->window_cells.lost[seq] = 0;
+}
+
+/* A removal after which the sequence could not go on changes nothing. */
+static sheaf_status check_removal(const sheaf_context *c, int32_t seq, int32_t p0, int32_t p1) {
+    if (seq < 0 || seq >= c->o.n_seq) return sheaf_fail(SHEAF_E_RANGE, "sequence %d of %d", seq, c->o.n_seq);
+    int32_t next = kv_cells_next_without(&c->cells, seq, p0, p1);
+    if (next == c->cells.next[seq] || context_can_go_on(c, seq, next)) return SHEAF_OK;
+    return sheaf_fail(
+        SHEAF_E_RANGE,
+        "sequence %d cannot go on at position %d: layers with a window hold nothing before position %d any "
+        "more; remove all of it",
+        seq, next, c->window_cells.lost[seq]);
 }
 
 sheaf_status sheaf_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1) {
     /* checked before it is sent: a wrong argument here must not end the ranks that follow */
-    if (seq < 0 || seq >= c->o.n_seq) return sheaf_fail(SHEAF_E_RANGE, "sequence %d of %d", seq, c->o.n_seq);
-    sheaf_status s = follow_leads(c) ? follow_send(c, FOLLOW_REMOVE, seq, p0, p1) : SHEAF_OK;
+    sheaf_status s = check_removal(c, seq, p0, p1);
+    if (!s && follow_leads(c)) s = follow_send(c, FOLLOW_REMOVE, seq, p0, p1);
     if (!s) context_kv_remove(c, seq, p0, p1);
     return s;
 }
@@ -434,8 +497,8 @@ sheaf_status sheaf_context_graph(sheaf_context *c, int32_t n_tokens, int32_t n_k
                           c->o.n_ctx, c->o.n_ubatch);
     graph_build b;
     c->key = (graph_key){0};
-    sheaf_status s = build_graph(
-        c, (graph_key){n_tokens, bucket(c, n_kv), n_tokens < c->o.n_outputs ? n_tokens : c->o.n_outputs}, &b);
+    int32_t n_out = n_tokens < c->o.n_outputs ? n_tokens : c->o.n_outputs;
+    sheaf_status s = build_graph(c, key_of(c, n_tokens, n_kv, n_kv, n_out), &b);
     if (!s) s = sheaf_sched_alloc(c->sched, b.graph);
     if (!s) *out = b.graph;
     return s;

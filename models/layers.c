@@ -93,20 +93,23 @@ static sheaf_tensor *as_columns(graph_build *b, sheaf_tensor *t, int64_t n) {
     return sheaf_view_2d(b->arena, t, n, b->key.n_tokens, t->nb[2], 0); /* heads of a fused projection */
 }
 
-/* Writes this batch's keys or values into their cells and returns the first n_kv cells as heads:
+/* Writes this batch's keys or values into their cells and returns the first n_kv cells (of a windowed layer, n_window)
+ * as heads:
  *
- *     cache {head * n_head_kv, n_ctx}   one row a cell
+ *     cache {head * n_head_kv, cells}   one row a cell
  *     view  {head, n_kv, n_head_kv}     strides: element, row, head
  */
-static sheaf_tensor *cached(graph_build *b, sheaf_tensor *cache, sheaf_tensor *rows, int32_t head, int32_t n_head_kv) {
+static sheaf_tensor *cached(graph_build *b, int il, sheaf_tensor *cache, sheaf_tensor *rows, int32_t head) {
     sheaf_arena *a = b->arena;
-    int64_t n = (int64_t)head * n_head_kv;
-    sheaf_tensor *written = sheaf_set_rows(a, cache, as_columns(b, rows, n), b->in.cells);
+    int32_t n_head_kv = b->hp->layer[il].n_head_kv;
+    int64_t n = (int64_t)head * n_head_kv, n_kv = windowed(b, il) ? b->key.n_window : b->key.n_kv;
+    sheaf_tensor *cells = windowed(b, il) ? b->in.window_cells : b->in.cells;
+    sheaf_tensor *written = sheaf_set_rows(a, cache, as_columns(b, rows, n), cells);
     layer_emit(b, written);
     if (!written) return NULL;
     size_t head_bytes = sheaf_row_bytes(cache->type, head);
     return sheaf_view_4d(
-        a, written, (int64_t[]){head, b->key.n_kv, n_head_kv, 1},
+        a, written, (int64_t[]){head, n_kv, n_head_kv, 1},
         (size_t[]){sheaf_type_bytes(cache->type), cache->nb[1], head_bytes, head_bytes * (size_t)n_head_kv}, 0);
 }
 
@@ -156,8 +159,8 @@ sheaf_tensor *layer_attention(graph_build *b, int il, sheaf_tensor *x, bool sele
     sheaf_tensor *k = layer_named(rotated(b, il, p.k, n_head_kv, whole ? W_COUNT : W_ATTN_K_NORM), "Kcur", il);
     sheaf_tensor *v = layer_named(p.v, "Vcur", il);
     layer_emit(b, q);
-    sheaf_tensor *keys = cached(b, b->cache_k[il], k, h->head_k, n_head_kv);
-    sheaf_tensor *values = cached(b, b->cache_v[il], v, h->head_v, n_head_kv);
+    sheaf_tensor *keys = cached(b, il, b->cache_k[il], k, h->head_k);
+    sheaf_tensor *values = cached(b, il, b->cache_v[il], v, h->head_v);
     sheaf_tensor *y =
         sheaf_attention(a, sheaf_permute(a, q, 0, 2, 1, 3), keys, values, windowed(b, il) ? b->in.window : b->in.mask,
                         layer_weight(b, il, W_ATTN_SINKS), h->attn_scale, 0, h->attn_soft_cap);

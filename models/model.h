@@ -107,7 +107,7 @@ SHEAF_API sheaf_device *sheaf_model_device(const sheaf_model *m); /* the meta de
 SHEAF_API const char *sheaf_known_architectures(void);            /* "llama, ..." */
 
 /* One row a tensor, for `sheaf split`: weights as declared, then the KV caches of every layer (f16, as
- * long as the context the model was trained for). */
+ * long as the context the model was trained for, though layers with a window keep less). */
 typedef struct sheaf_split_row {
     const char *name;
     sheaf_type type;
@@ -131,6 +131,7 @@ typedef struct sheaf_context_options {
     int32_t n_outputs;         /* rows of logits a ubatch may want; 0: n_ubatch (perplexity), run uses 1 */
     sheaf_type type_k, type_v; /* 0 is F32; default F16 comes from sheaf_context_defaults */
     bool strict;               /* any reshard is an error */
+    bool full_window; /* layers with a sliding window keep all n_ctx positions, not only those that a window needs */
 } sheaf_context_options;
 SHEAF_API sheaf_context_options sheaf_context_defaults(void);
 SHEAF_API sheaf_status sheaf_context_new(sheaf_model *m, const sheaf_context_options *o, sheaf_context **out);
@@ -145,7 +146,9 @@ typedef struct sheaf_batch {
 } sheaf_batch;
 
 /* Runs a batch, in micro-batches. SHEAF_E_RANGE when it does not fit the context (nothing was run), or an id is
- * out of range; SHEAF_E_ARGUMENT for n <= 0 or n > n_batch. After any failure the context is as before the call.
+ * out of range; SHEAF_E_ARGUMENT for n <= 0 or n > n_batch. After any failure the context is as before the call; but
+ * where layers with a window have given up positions for a batch of several micro-batches that then failed, its
+ * sequences do not go on (SHEAF_E_RANGE) until each is removed as a whole.
  * Returns when logits are readable. Under mpirun: rank 0 calls it, the others sit in sheaf_follow. */
 SHEAF_API sheaf_status sheaf_decode(sheaf_context *c, const sheaf_batch *b);
 /* Row i of the logits that the last decode produced (in batch order of wanted tokens), n_vocab floats, valid until the
@@ -159,7 +162,9 @@ SHEAF_API sheaf_status sheaf_follow(sheaf_context *c);
 SHEAF_API int32_t sheaf_n_ctx(const sheaf_context *c);
 SHEAF_API int32_t sheaf_kv_used(const sheaf_context *c, int32_t seq); /* tokens of a sequence */
 SHEAF_API sheaf_status sheaf_kv_clear(sheaf_context *c); /* fails only under mpirun, if a rank cannot be told */
-/* Removes positions [p0, p1) of a sequence (p1 < 0: to the end). */
+/* Removes positions [p0, p1) of a sequence (p1 < 0: to the end). Layers with a sliding window keep a window and some
+ * more (n_seq * window + n_ubatch cells, full_window: all): where the shortened sequence would need what they gave up,
+ * SHEAF_E_RANGE, and nothing is removed. All of a sequence can always go. */
 SHEAF_API sheaf_status sheaf_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1);
 
 typedef struct sheaf_memory_row {

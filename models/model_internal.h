@@ -15,13 +15,15 @@
  *   follow.c        rank 0's batches, told to the other ranks
  *   split_report.c  what lies where, in bytes
  *
- * Invariants, cited as [M1]..[M4]:
+ * Invariants, cited as [M1]..[M5]:
  *  M1 A model is immutable once loaded: sealing a graph writes into headers, so every context builds its
  *     graphs from header copies of its own.
  *  M2 weight[i], placement[i] and headers of contexts use one numbering; KV placements follow the weights.
  *  M3 A cell is claimed before the graph that writes it runs, and given back if that fails; what lies in
  *     a free cell is never read (the mask hides it).
- *  M4 The same (tokens, KV bucket, outputs) is the same graph: it is built once and reused until it changes.
+ *  M4 The same (tokens, KV buckets, outputs) is the same graph: it is built once and reused until it changes.
+ *  M5 Windowed layers hold, of every sequence, all positions that its next token sees, unless some were given up
+ *     (kv_cells.lost): then the sequence does not go on, until all of it is removed.
  */
 #ifndef SHEAF_MODELS_INTERNAL_H
 #define SHEAF_MODELS_INTERNAL_H
@@ -245,19 +247,20 @@ sheaf_status model_layout_of(void *model, sheaf_arena *a, const sheaf_tensor *t,
 
 /* --- graphs ------------------------------------------------------------------------------------------- */
 
-/* What a graph reads from the caller. */
+/* What a graph reads from the caller. Cells and mask are NULL where all layers are windowed, those of windows where
+ * none is. */
 typedef struct graph_inputs {
-    sheaf_tensor *tokens;    /* {n_tokens} i32 */
-    sheaf_tensor *positions; /* {n_tokens} i32 */
-    sheaf_tensor *cells;     /* {n_tokens} i64: which cell each token's key and value go to */
-    sheaf_tensor *mask;      /* {n_kv, n_tokens} f16: 0 or -inf; NULL: all layers are windowed */
-    sheaf_tensor *window;    /* the same for windowed layers; NULL: there are none */
-    sheaf_tensor *outputs;   /* {n_out} i32: which tokens' logits are wanted; NULL: all, in order */
+    sheaf_tensor *tokens;                /* {n_tokens} i32 */
+    sheaf_tensor *positions;             /* {n_tokens} i32 */
+    sheaf_tensor *cells;                 /* {n_tokens} i64: which cell each token's key and value go to */
+    sheaf_tensor *mask;                  /* {n_kv, n_tokens} f16: 0 or -inf */
+    sheaf_tensor *window_cells, *window; /* {n_tokens}, {n_window, n_tokens}: the same for windowed layers */
+    sheaf_tensor *outputs;               /* {n_out} i32: which tokens' logits are wanted; NULL: all, in order */
 } graph_inputs;
 
 /* [M4] */
 typedef struct graph_key {
-    int32_t n_tokens, n_kv, n_out;
+    int32_t n_tokens, n_kv, n_window, n_out; /* n_kv, n_window: cells that layers look at, those with a window */
 } graph_key;
 
 struct graph_build {
@@ -266,7 +269,7 @@ struct graph_build {
     sheaf_arena *arena;
     sheaf_graph *graph;
     sheaf_tensor *const *weight;  /* this context's headers [M1] */
-    sheaf_tensor *const *cache_k; /* [n_layer] {head_k * its n_head_kv, n_ctx} */
+    sheaf_tensor *const *cache_k; /* [n_layer] {head_k * its n_head_kv, its cells} */
     sheaf_tensor *const *cache_v;
     int32_t n_ctx; /* of the context: some families rotate otherwise in a long one */
     graph_key key;
@@ -326,6 +329,8 @@ typedef struct kv_cells {
     int32_t *next;  /* [n_seq] position after the last one */
     int32_t *ahead; /* [n_seq] the same while a batch is being checked; scratch */
     int32_t *count; /* [n_seq] cells held */
+    int32_t *lost;  /* [n_seq] positions below this were given up: some of them have no cell any more */
+    int32_t hand;   /* where the last one was given up */
 } kv_cells;
 
 sheaf_status kv_cells_init(kv_cells *k, int32_t n, int32_t n_seq);
@@ -333,9 +338,16 @@ void kv_cells_free(kv_cells *k);
 void kv_cells_clear(kv_cells *k);
 /* Takes the lowest free cell. There must be one. */
 int32_t kv_cells_claim(kv_cells *k, int32_t seq, int32_t pos);
+/* The same where tokens see the last `window` positions only: when no cell is free, one is given up that no coming
+ * token of its sequence sees, those at next[its sequence] and after. */
+int32_t kv_cells_claim_windowed(kv_cells *k, int32_t seq, int32_t pos, int32_t window, const int32_t *next);
 void kv_cells_release(kv_cells *k, int32_t cell);
 /* After releases: recomputes `high` and the next position of a sequence. */
 void kv_cells_settle(kv_cells *k, int32_t seq);
+/* Releases positions [p0, p1) of a sequence (p1 < 0: to the end), and settles. */
+void kv_cells_remove(kv_cells *k, int32_t seq, int32_t p0, int32_t p1);
+/* Where a sequence would go on without them; nothing changes. */
+int32_t kv_cells_next_without(const kv_cells *k, int32_t seq, int32_t p0, int32_t p1);
 /* One row of the mask: what a token at (seq, pos) may see of cells [0, n_kv): positions up to its own, with a
  * `window` the last so many of them (0: all). */
 void kv_cells_mask(const kv_cells *k, int32_t seq, int32_t pos, int32_t window, int32_t n_kv, uint16_t *row);
@@ -360,8 +372,9 @@ struct sheaf_context {
     sheaf_arena *state; /* headers of the KV tensors */
     sheaf_tensor **cache_k, **cache_v;
     sheaf_buffer *kv;
-    kv_cells cells;
-    int32_t *claimed; /* [n_batch] cells of the batch that runs [M3] */
+    kv_cells cells;        /* every token's, n_ctx of them */
+    kv_cells window_cells; /* of windowed layers, as many as windows and a micro-batch need [M5]; n 0: there are none */
+    int32_t *claimed, *window_claimed; /* [n_batch] cells of the batch that runs [M3] */
     int32_t n_claimed;
 
     sheaf_arena *graphs[2]; /* by turn: the graph that the scheduler holds must outlive the next */
@@ -384,6 +397,7 @@ sheaf_status graph_inputs_fill(sheaf_context *c, int32_t first, int32_t n);
 sheaf_status context_run_batch(sheaf_context *c);
 void context_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1);
 void context_kv_clear(sheaf_context *c);
+int32_t context_layer_cells(const sheaf_context *c, int32_t il); /* rows of its KV cache */
 
 /* What rank 0 does, told to the others; nothing when this process is alone. */
 typedef enum follow_op { FOLLOW_DECODE, FOLLOW_REMOVE, FOLLOW_CLEAR, FOLLOW_END } follow_op;

@@ -76,7 +76,7 @@ bool sheaf_context_memory_estimate(const sheaf_context *c, int i, sheaf_memory_r
         int64_t ne[4];
         memcpy(ne, m->named[k].ne, sizeof ne);
         bool kv = k >= m->n_weights, value = (k - m->n_weights) % 2;
-        if (kv) ne[1] = c->o.n_ctx;
+        if (kv) ne[1] = context_layer_cells(c, (k - m->n_weights) / 2);
         sheaf_type t = kv ? (value ? c->o.type_v : c->o.type_k) : m->named[k].type;
         size_t *sum = kv ? &out->kv_bytes : &out->weight_bytes;
         *sum = in_a_row(*sum, shard_bytes(l, device, t, ne), type);

@@ -1,4 +1,6 @@
 /* `sheaf run -i` and chat templates: through a pipe, and at a terminal as a person meets it. */
+#include "fixture.h"
+#include "golden.h"
 #include "tests/launch/spawn.h"
 
 #include <signal.h>
@@ -125,6 +127,26 @@ Test(chat, clear_makes_room_in_a_full_context, .timeout = 60) {
     cr_assert(!strncmp(o.out, once.out, once.out_n) && again, "\"%s\" twice in \"%s\"", once.out, o.out);
     outcome_free(&once);
     outcome_free(&o);
+}
+
+/* The reply that a random model writes is other tokens when its text is read again, so the second turn begins far back:
+ * where windows hold that no longer, all is run again. */
+Test(chat, a_turn_that_begins_before_the_windows_is_run_as_a_whole, .timeout = 60) {
+    fixture_case c;
+    char plain[600], path[600];
+    snprintf(plain, sizeof plain, "%s/plain.gguf", folder_path);
+    snprintf(path, sizeof path, "%s/windowed.gguf", folder_path);
+    cr_assert(!fixture_find(GOLDEN_DIR "/cases.txt", "gemma3-f32", &c) && !fixture_write(&c, plain));
+    add_chat_template(plain, path);
+    static const char lines[] = "one two\nand then?\n";
+    how h = {.in = lines, .in_n = sizeof lines - 1};
+    outcome kept = sheaf_how(&h, "run -m %s -i --temp 0 --ignore-eos -n 40 -c 256 -ub 8", path);
+    outcome full = sheaf_how(&h, "run -m %s -i --temp 0 --ignore-eos -n 40 -c 256 -ub 8 --swa-full", path);
+    expect_code(kept, 0);
+    expect_code(full, 0);
+    expect_text(kept.out, full.out);
+    outcome_free(&kept);
+    outcome_free(&full);
 }
 
 Test(chat, the_report_ends_a_chat_whose_last_turn_did_not_fit, .timeout = 60) {

@@ -54,7 +54,7 @@ Test(flags, what_changes_nothing_is_noted, .timeout = 200) {
         {"--repack",
          "--no-repack",
          "-kvu",
-         "--swa-full",
+         "--kv-unified",
          "--offline",
          "--color on",
          "--color=auto",

@@ -1,4 +1,6 @@
 /* What `sheaf split --memory` says beforehand is what a context then has allocated, device by device. */
+#include "fixture.h"
+#include "golden.h"
 #include "models/model.h"
 #include "tests/launch/spawn.h"
 
@@ -10,11 +12,11 @@ static void expect_bytes(const outcome *o, const cJSON *row, const char *key, si
               expect_key(o, row, "name", cJSON_String)->valuestring, said, allocated);
 }
 
-Test(memory, split_says_what_is_allocated, .timeout = 300) {
+static void check_split(const char *path) {
     static const char *const lists[] = {"cpu", "cpu/2", "cpu/3", "cpu/5"};
     for (int i = 0; i < 4; i++) {
         outcome o =
-            sheaf("split -m " TINY " --memory --json -c %d -b 64 -ub 64 --no-mmap --devices %s", N_CTX, lists[i]);
+            sheaf("split -m %s --memory --json -c %d -b 64 -ub 64 --no-mmap --devices %s", path, N_CTX, lists[i]);
         cJSON *j = expect_json(&o);
         const cJSON *rows = expect_key(&o, j, "devices", cJSON_Array);
         sheaf_registry *registry;
@@ -30,7 +32,7 @@ Test(memory, split_says_what_is_allocated, .timeout = 300) {
         sheaf_context_options co = sheaf_context_defaults();
         co.n_ctx = N_CTX;
         co.n_batch = co.n_ubatch = 64;
-        expect_ok(sheaf_model_load(TINY, &mo, &model));
+        expect_ok(sheaf_model_load(path, &mo, &model));
         expect_ok(sheaf_context_new(model, &co, &context));
         for (int d = 0; d < n; d++) {
             const cJSON *row = cJSON_GetArrayItem(rows, d);
@@ -48,4 +50,28 @@ Test(memory, split_says_what_is_allocated, .timeout = 300) {
         cJSON_Delete(j);
         outcome_free(&o);
     }
+}
+
+Test(memory, split_says_what_is_allocated, .timeout = 300) { check_split(TINY); }
+
+/* Layers with a window take less than the context is long. */
+Test(memory, split_says_what_windows_take, .timeout = 300) {
+    fixture_case c;
+    char path[512], *folder = make_folder();
+    snprintf(path, sizeof path, "%s/m.gguf", folder);
+    cr_assert(!fixture_find(GOLDEN_DIR "/cases.txt", "gemma3-q8_0", &c) && !fixture_write(&c, path));
+    check_split(path);
+    outcome kept = sheaf("split -m %s --memory --json -c 200 -ub 16", path);
+    outcome full = sheaf("split -m %s --memory --json -c 200 -ub 16 --swa-full", path);
+    cJSON *k = expect_json(&kept), *f = expect_json(&full);
+    const cJSON *of_kept = cJSON_GetArrayItem(expect_key(&kept, k, "devices", cJSON_Array), 0);
+    const cJSON *of_full = cJSON_GetArrayItem(expect_key(&full, f, "devices", cJSON_Array), 0);
+    double less = expect_key(&kept, of_kept, "kv_bytes", cJSON_Number)->valuedouble;
+    double all = expect_key(&full, of_full, "kv_bytes", cJSON_Number)->valuedouble;
+    cr_assert(less < all / 2, "%.0f bytes, with whole windows %.0f", less, all);
+    cJSON_Delete(k);
+    cJSON_Delete(f);
+    outcome_free(&kept);
+    outcome_free(&full);
+    remove_folder(folder);
 }

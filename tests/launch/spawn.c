@@ -491,13 +491,13 @@ static void put(unsigned char **p, uint64_t v, int bytes) {
 
 /* A string key right behind the header. Its bytes are a multiple of the alignment, so all offsets, which
  * count from the start of the data, stay true. */
-void write_chat_model(const char *path) {
+void add_chat_template(const char *from, const char *path) {
     static const char key[] = "tokenizer.chat_template";
     static const char body[] = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
                                "{% if add_generation_prompt %}assistant:{% endif %}";
     size_t n, key_n = sizeof key - 1, fixed = 8 + key_n + 4 + 8, pad = 32 - (fixed + sizeof body - 1) % 32;
     unsigned char extra[512], *p = extra;
-    char *model = read_file(TINY, &n);
+    char *model = read_file(from, &n);
     put(&p, key_n, 8);
     memcpy(p, key, key_n);
     p += key_n;
@@ -517,6 +517,8 @@ void write_chat_model(const char *path) {
     cr_assert(fclose(f) == 0 && ok, "%s: %s", path, strerror(errno));
     free(model);
 }
+
+void write_chat_model(const char *path) { add_chat_template(TINY, path); }
 
 bool exists(const char *path) { return access(path, F_OK) == 0; }
 

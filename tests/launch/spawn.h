@@ -118,6 +118,8 @@ const cJSON *expect_key(const outcome *o, const cJSON *object, const char *key, 
 void write_file(const char *path, const void *bytes, size_t n);
 /* The tiny model with a chat template (written before its other keys). */
 void write_chat_model(const char *path);
+/* The same of any model. */
+void add_chat_template(const char *from, const char *path);
 bool exists(const char *path);
 /* Entries of a folder, "." and ".." aside. */
 int count_entries(const char *path);

@@ -289,6 +289,7 @@ Test(usage, flags_of_llama_that_work_just_work, .timeout = 200) {
         "-fa 0",
         "-fa on",
         "-fa auto",
+        "--swa-full",
         "-fa",
         "-no-cnv",
         "-no-cnv --no-mmap",
