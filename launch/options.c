@@ -36,7 +36,7 @@ typedef struct option_row {
 } option_row;
 
 #define AT(field)           offsetof(options, field)
-#define CACHE_TYPES_BUT_F16 "f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0"
+#define CACHE_TYPES_BUT_F16 "f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
 #define GEN                 (CMD_RUN)
 
 static const option_row rows[] = {

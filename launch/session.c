@@ -80,10 +80,10 @@ static sheaf_status open_model(session *s, const options *o, unsigned parts) {
     return status ? sheaf_error_context(status, "loading") : SHEAF_OK;
 }
 
-/* What llama.cpp takes for a cache, less iq4_nl: every one of them is a test. */
+/* What llama.cpp takes for a cache: every pair of them is tested. */
 static sheaf_status cache_type(const char *name, const char *option, sheaf_type *out) {
     static const sheaf_type types[] = {SHEAF_F16,  SHEAF_F32,  SHEAF_BF16, SHEAF_Q8_0,
-                                       SHEAF_Q5_1, SHEAF_Q5_0, SHEAF_Q4_1, SHEAF_Q4_0};
+                                       SHEAF_Q5_1, SHEAF_Q5_0, SHEAF_Q4_1, SHEAF_Q4_0, SHEAF_IQ4_NL};
     sheaf_type t;
     if (!name) return SHEAF_OK;
     bool known = sheaf_type_from_name(name, &t);
@@ -94,7 +94,7 @@ static sheaf_status cache_type(const char *name, const char *option, sheaf_type 
     }
     sheaf_status s = sheaf_fail(SHEAF_E_ARGUMENT, "options: %s %s: %s", option, name,
                                 known ? "no type of a KV cache" : "unknown type");
-    return sheaf_error_hint(s, "types of a KV cache: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0");
+    return sheaf_error_hint(s, "types of a KV cache: f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl");
 }
 
 /* Positions that training never showed: the text usually falls apart there. */

@@ -256,29 +256,7 @@ Test(context, steady_decode_on_two_devices_compiles_no_plan, .timeout = 300) {
     rig_end(&r);
 }
 
-Test(context, kv_types_are_close_to_f32_or_refused_by_name, .timeout = 600) {
-    static const sheaf_type types[] = {SHEAF_F32, SHEAF_F16, SHEAF_BF16, SHEAF_Q8_0};
-    float exact[512];
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        rig r;
-        sheaf_context_options o = small();
-        o.type_k = o.type_v = types[i];
-        rig_file(&r, "dense-f32");
-        rig_devices(&r, "cpu");
-        expect_ok(sheaf_model_load(r.path, &r.options, &r.model));
-        sheaf_status s = sheaf_context_new(r.model, &o, &r.context);
-        if (s) {
-            cr_assert(types[i] == SHEAF_BF16 || types[i] == SHEAF_Q8_0, "%s is refused: %s", sheaf_type_name(types[i]),
-                      sheaf_error());
-            expect_error(sheaf_type_name(types[i]));
-        } else {
-            decode(r.context, 20, 4, 0);
-            if (types[i] == SHEAF_F32) memcpy(exact, sheaf_logits(r.context, 0), sizeof exact);
-            double e = golden_nmse(sheaf_logits(r.context, 0), exact, 512);
-            cr_assert(e < (types[i] == SHEAF_F16 ? 1e-6 : 1e-3), "%s: NMSE %g", sheaf_type_name(types[i]), e);
-        }
-        rig_end(&r);
-    }
+Test(context, a_kv_type_that_cuts_heads_is_refused_by_name, .timeout = 60) {
     rig r;
     sheaf_context_options o = small(), odd = small();
     start(&r, "h28k4-f32", &o);
