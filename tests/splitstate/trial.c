@@ -1,6 +1,8 @@
 /* Tensor lists as text, and tables tried on them: no model, no device. */
 #include "support.h"
 
+#include <math.h>
+
 /* Reads a list; the error text ("" if it was read). */
 static const char *read_list(const char *text, size_t n, sheaf_tensor_list **l) {
     sheaf_error_clear();
@@ -134,6 +136,61 @@ Test(trial, an_uneven_request_is_met, .timeout = 60) {
     cr_assert_eq(s->device[0].mirrored, s->device[2].mirrored);
     cr_assert_float_eq(s->device[0].asked, 0.75, 1e-12, "%g", s->device[0].asked);
     sheaf_trial_free(t);
+}
+
+/* A made-up model of llama's kind, as a list. */
+static char *random_list(rng *r) {
+    static const char *const types[] = {"f32", "f16", "q8_0", "q4_0", "q4_k", "q6_k"};
+    static const int64_t ratios[] = {1, 1, 2, 4, 8};
+    char *text = NULL;
+    size_t size = 0;
+    int64_t kv = 1 + below(r, 12), heads = kv * ratios[below(r, 5)], head = 32 << below(r, 3);
+    int64_t layers = 1 + below(r, 40), embd = 256 * (1 + below(r, 8)), ff = 256 * (1 + below(r, 40)),
+            vocab = 64 + below(r, 9000);
+    while (heads * head % 256) heads *= 2, kv *= 2; /* whole superblocks */
+    FILE *f = open_memstream(&text, &size);
+    fprintf(f,
+            "general.architecture = llama\nattention.head_count = %" PRId64 "\nattention.head_count_kv = %" PRId64 "\n",
+            heads, kv);
+    const struct {
+        const char *name;
+        int64_t ne0, ne1;
+    } rows[] = {{"attn_q", embd, heads * head}, {"attn_k", embd, kv * head},
+                {"attn_v", embd, kv * head},    {"attn_output", heads * head, embd},
+                {"ffn_gate", embd, ff},         {"ffn_up", embd, ff},
+                {"ffn_down", ff, embd}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        fprintf(f, "blk.{0-%" PRId64 "}.%s.weight %" PRId64 " %" PRId64 " %s\n", layers - 1, rows[i].name, rows[i].ne0,
+                rows[i].ne1, types[below(r, 6)]);
+    fprintf(f, "token_embd.weight %" PRId64 " %" PRId64 " %s\n", embd, vocab, types[below(r, 6)]);
+    fclose(f);
+    return text;
+}
+
+/* L7 on models and requests nobody chose: within half a percent or the largest unit, and whoever asked for nothing
+ * holds nothing. */
+Test(trial, any_request_is_met_on_any_model, .timeout = 60) {
+    rng r = {20260};
+    for (int round = 0; round < 3000; round++) {
+        int32_t n = 1 + (int32_t)below(&r, 12);
+        float weights[12];
+        bool even = below(&r, 2);
+        for (int d = 0; d < n; d++) weights[d] = d > 0 && below(&r, 6) == 0 ? 0 : (float)(1 + below(&r, 9));
+        char *list = random_list(&r);
+        sheaf_trial *t;
+        cr_assert_eq(sheaf_trial_new(NULL, list, n, even ? NULL : weights, &t), SHEAF_OK, "round %d: %s\n%s", round,
+                     sheaf_error(), list);
+        const sheaf_shares *s = sheaf_trial_shares(t);
+        for (int d = 0; d < n; d++) {
+            double asked = s->device[d].asked * (double)s->cut, off = fabs((double)s->device[d].cut - asked);
+            cr_assert(off <= 0.005 * asked || off <= (double)s->largest_unit,
+                      "round %d: device %d of %d holds %" PRIu64 ", asked %.0f, largest unit %" PRIu64 "\n%s", round, d,
+                      n, s->device[d].cut, asked, s->largest_unit, list);
+            cr_assert(asked > 0 || s->device[d].cut == 0, "round %d: device %d", round, d);
+        }
+        sheaf_trial_free(t);
+        free(list);
+    }
 }
 
 /* On one device nothing is held twice, whatever the table mirrors. */
