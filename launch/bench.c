@@ -12,6 +12,7 @@ typedef struct bench_row {
     int threads, n_prompt, n_gen, n_depth;
     double median, min, max; /* tokens per second */
     double gbs, limit;
+    double logits_bytes; /* brought out of the devices, a generated token */
     int n_devices;
     struct {
         char name[48];
@@ -46,7 +47,7 @@ static void random_ids(int32_t *ids, int n, int n_vocab) {
 static sheaf_status feed(bench *b, int n, int at_once) {
     for (int at = 0; at < n;) {
         int bite = n - at < at_once ? n - at : at_once;
-        sheaf_batch batch = {.n = bite, .token = b->ids + at};
+        sheaf_batch batch = {.n = bite, .token = b->ids + at, .best = sheaf_n_best(b->s.context) > 0};
         sheaf_status s = sheaf_decode(b->s.context, &batch);
         if (!s && (interrupted || terminated)) s = sheaf_fail(SHEAF_E_CANCELLED, "bench: interrupted");
         if (s) return s;
@@ -99,6 +100,7 @@ static sheaf_status measure(bench *b, bench_row *r) {
     }
     if (s) return s;
     sheaf_context_stats after = sheaf_context_get_stats(b->s.context);
+    r->logits_bytes = (double)(after.logits_bytes - before.logits_bytes) / b->o->repetitions / n;
     take_times(b, r, (double)(n + r->n_depth) * b->o->repetitions, (double)(after.device_ns - before.device_ns));
     qsort(b->rates, (size_t)b->o->repetitions, sizeof *b->rates, compare_rates);
     r->min = b->rates[0];
@@ -132,6 +134,7 @@ static void row_json(bench *b, jdoc *d, cJSON *row, const bench_row *r) {
     else
         j_null(d, row, "gb_per_s");
     j_number(d, row, "limit_gb_per_s", r->limit);
+    if (r->n_gen) j_number(d, row, "logits_bytes_per_token", r->logits_bytes);
     cJSON *list = j_array(d, row, "device_us");
     for (int i = 0; i < r->n_devices; i++) {
         cJSON *dev = j_object(d, list, NULL);

@@ -24,7 +24,9 @@ static sheaf_status make_sampler(generator *g) {
         so.n_bias = (int32_t)n;
     }
     if (so.repeat_last_n < 0) so.repeat_last_n = sheaf_n_ctx(g->s->context);
-    sheaf_status s = sheaf_sampler_new(&so, sheaf_model_hparams(g->s->model)->n_tokens, &g->sampler);
+    int32_t n_tokens = sheaf_model_hparams(g->s->model)->n_tokens, needs = sheaf_sampler_needs(&so, n_tokens);
+    g->best = needs > 0 && needs <= sheaf_n_best(g->s->context);
+    sheaf_status s = sheaf_sampler_new(&so, n_tokens, &g->sampler);
     sheaf_free(bias);
     return s;
 }
@@ -102,7 +104,7 @@ static sheaf_status end_text(generator *g) {
 static sheaf_status run_tokens(generator *g, const int32_t *ids, size_t n) {
     for (size_t at = 0; at < n;) {
         size_t bite = n - at < (size_t)g->o->n_batch ? n - at : (size_t)g->o->n_batch;
-        sheaf_batch b = {.n = (int32_t)bite, .token = ids + at};
+        sheaf_batch b = {.n = (int32_t)bite, .token = ids + at, .best = g->best};
         sheaf_status s = sheaf_decode(g->s->context, &b);
         if (!s) s = sheaf_ids_append(&g->cached, ids + at, bite);
         if (s) return s;
@@ -176,6 +178,13 @@ static sheaf_status take(generator *g, int32_t id, bool *done) {
     return *done ? SHEAF_OK : run_tokens(g, &id, 1);
 }
 
+static sheaf_status draw(generator *g, int32_t *id) {
+    int32_t n;
+    if (!g->best) return sheaf_sample(g->sampler, sheaf_logits(g->s->context, 0), id);
+    const sheaf_best *best = sheaf_logits_best(g->s->context, 0, &n);
+    return sheaf_sample_best(g->sampler, best, n, id);
+}
+
 /* Draws and takes until the reply is over, counting what steady tokens cost. */
 static sheaf_status run_reply(generator *g) {
     bool done = g->o->n_predict == 0;
@@ -187,12 +196,13 @@ static sheaf_status run_reply(generator *g) {
         sheaf_context_stats before = sheaf_context_get_stats(g->s->context);
         int64_t calls = heap_calls();
         double at = now_ms();
-        s = sheaf_sample(g->sampler, sheaf_logits(g->s->context, 0), &id);
+        s = draw(g, &id);
         if (!s) s = take(g, id, &done);
         sheaf_context_stats after = sheaf_context_get_stats(g->s->context);
         if (after.graphs_reused > before.graphs_reused && g->reply.n > 4) {
             g->steady_calls += heap_calls() - calls;
             g->steady_tokens++;
+            g->steady_logits_bytes += after.logits_bytes - before.logits_bytes;
             g->steady_ms += now_ms() - at;
             g->steady_device_ms += (double)(after.device_ns - before.device_ns) * 1e-6;
         }
@@ -228,6 +238,7 @@ sheaf_status generate(generator *g, const sheaf_ids *prompt) {
     g->stop = NULL;
     g->full = false;
     g->steady_calls = g->steady_tokens = 0;
+    g->steady_logits_bytes = 0;
     g->steady_ms = g->steady_device_ms = g->reply_ms = 0;
     g->stream = (sheaf_stream){{0}, 0};
     sheaf_stops_reset(g->stops);
@@ -238,6 +249,7 @@ sheaf_status generate(generator *g, const sheaf_ids *prompt) {
     if (!s) s = make_room(g, prompt);
     if (!s) s = run_reply(g);
     if (!s) s = end_text(g);
+    if (!s) s = sheaf_logits_fetch(g->s->context); /* the hash is of a whole row */
     if (!s) g->logits_hash = sheaf_logits_hash(g->s->context, 0);
     return s;
 }

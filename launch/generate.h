@@ -13,6 +13,7 @@ typedef struct generator {
     sheaf_stops *stops;
     sheaf_stream stream;
     sheaf_ids cached; /* ids whose KV is in the context, in order */
+    bool best;        /* tokens are drawn from the best logits alone */
     bool print;       /* text goes to stdout as it comes */
     char *text;       /* the reply so far, whole characters */
     size_t text_n, text_cap;
@@ -25,6 +26,7 @@ typedef struct generator {
     double prompt_ms, reply_ms;
     int64_t steady_calls; /* malloc-family calls in tokens that reused their graph */
     int steady_tokens;
+    uint64_t steady_logits_bytes;
     double steady_ms, steady_device_ms;
     struct dump *dump;
     char scratch[4096];

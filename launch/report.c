@@ -54,6 +54,10 @@ static void add_steady(jdoc *d, const generator *g) {
         j_number(d, d->root, "heap_allocs_per_token", (double)g->steady_calls / g->steady_tokens);
     else
         j_null(d, d->root, "heap_allocs_per_token");
+    if (some)
+        j_number(d, d->root, "logits_bytes_per_token", (double)g->steady_logits_bytes / g->steady_tokens);
+    else
+        j_null(d, d->root, "logits_bytes_per_token");
     if (some && g->steady_ms > 0)
         j_number(d, d->root, "overhead_share", 1 - g->steady_device_ms / g->steady_ms);
     else

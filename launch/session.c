@@ -105,6 +105,15 @@ static void warn_of_long_context(const session *s, const options *o) {
               trained);
 }
 
+/* How many of the best logits decide a reply's next token; 0: all of them. End tokens that are to be ignored are
+ * forbidden by a bias each. */
+static int32_t best_needed(const session *s, const options *o) {
+    size_t ends = 0;
+    int32_t needs = sheaf_sampler_needs(&o->sampler, sheaf_model_hparams(s->model)->n_tokens);
+    if (needs && o->ignore_eos) (void)sheaf_tokenizer_ends(sheaf_model_tokenizer(s->model), &ends);
+    return ends > SHEAF_MAX_BEST || needs + (int32_t)ends > SHEAF_MAX_BEST ? 0 : needs + (int32_t)ends;
+}
+
 sheaf_status session_open_context(session *s, const options *o) {
     sheaf_context_options co = sheaf_context_defaults();
     co.n_ctx = o->n_ctx;
@@ -113,6 +122,7 @@ sheaf_status session_open_context(session *s, const options *o) {
     if (o->bit == CMD_PERPLEXITY)
         co.n_batch = co.n_ubatch; /* every row's logits are read: hand over no more than run at once */
     co.n_outputs = o->bit == CMD_PERPLEXITY ? 0 : 1;
+    if (o->bit & (CMD_RUN | CMD_GRAPH | CMD_BENCH)) co.n_best = best_needed(s, o);
     co.strict = o->strict;
     co.full_window = o->swa_full;
     sheaf_status status = cache_type(o->type_k, "-ctk", &co.type_k);

@@ -201,7 +201,8 @@ static sheaf_status finish_crossings(meta_plan *p) {
         if (!crosses(&p->slots[i])) continue;
         int32_t v = p->first_value[i];
         bool partial = p->values[v].layout.kind == SHEAF_PARTIAL;
-        bool apart = p->n_world > p->n_local && p->values[v].layout.kind == SHEAF_AXIS;
+        bool apart = p->n_world > p->n_local && p->values[v].layout.kind == SHEAF_AXIS &&
+                     !(p->slots[i].flags & SHEAF_FLAG_APART);
         if (!partial && !apart) continue;
         if (partial && p->slots[i].type == SHEAF_F64)
             return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: a sum that is not rounded cannot be read", p->slots[i].name);

@@ -1,7 +1,7 @@
 /* A context: KV cache, scheduler, and the journey of a batch to its logits.
  *
  *   decode: validate, complete the batch -> tell the other ranks -> for each micro-batch
- *           claim cells -> graph (reused or built) -> inputs -> compute -> rows of logits
+ *           claim cells -> graph (reused or built) -> inputs -> compute -> rows of logits (outputs.c)
  *
  * In steady state (one token after another inside one KV bucket) that path builds nothing and allocates
  * nothing: the key of the graph stays the same [M4]. The KV length that a graph sees is rounded up to a
@@ -28,6 +28,9 @@ static sheaf_status check_options(sheaf_context *c) {
     if (o->n_batch == 0) o->n_batch = 2048;
     if (o->n_ubatch == 0) o->n_ubatch = 512;
     if (o->n_seq == 0) o->n_seq = 1;
+    if (o->n_best < 0 || o->n_best > SHEAF_MAX_BEST)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "context: the %d best logits, 0 to %d are possible", o->n_best,
+                          SHEAF_MAX_BEST);
     if (o->n_ctx < 1 || o->n_batch < 1 || o->n_ubatch < 1 || o->n_seq < 1 || o->n_outputs < 0)
         return sheaf_fail(SHEAF_E_ARGUMENT, "context of %d tokens, batch %d, micro-batch %d, %d sequences", o->n_ctx,
                           o->n_batch, o->n_ubatch, o->n_seq);
@@ -132,19 +135,6 @@ static sheaf_status make_batch(sheaf_context *c) {
     return SHEAF_OK;
 }
 
-static sheaf_status need_logits(sheaf_context *c, int32_t rows) {
-    if (rows <= c->logits_rows) return SHEAF_OK;
-    size_t bytes;
-    if (sheaf_mul_overflow((size_t)rows * sizeof(float), (size_t)c->model->hp.n_vocab, &bytes))
-        return sheaf_fail(SHEAF_E_NO_MEMORY, "%d rows of logits", rows);
-    sheaf_free(c->logits);
-    c->logits_rows = 0;
-    c->logits = sheaf_aligned_alloc(64, bytes);
-    if (!c->logits) return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for %d rows of logits (%zu bytes)", rows, bytes);
-    c->logits_rows = rows;
-    return SHEAF_OK;
-}
-
 /* --- graphs --------------------------------------------------------------------------------------------- */
 
 static int32_t bucket(int32_t used, int32_t cells) {
@@ -154,12 +144,14 @@ static int32_t bucket(int32_t used, int32_t cells) {
 }
 
 /* Of the graph for n tokens where cells below n_kv, and of windowed layers below n_window, are in use. */
-static graph_key key_of(const sheaf_context *c, int32_t n, int32_t n_kv, int32_t n_window, int32_t n_out) {
+static graph_key key_of(const sheaf_context *c, int32_t n, int32_t n_kv, int32_t n_window, int32_t n_out,
+                        int32_t n_best) {
     const sheaf_model *m = c->model;
     return (graph_key){.n_tokens = n,
                        .n_kv = m->n_windowed < m->hp.n_layer ? bucket(n_kv, c->cells.n) : 0,
                        .n_window = m->n_windowed > 0 ? bucket(n_window, c->window_cells.n) : 0,
-                       .n_out = n_out};
+                       .n_out = n_out,
+                       .n_best = n_best};
 }
 
 /* Builds the graph of `key` in the arena whose turn it is. */
@@ -178,8 +170,7 @@ static sheaf_status build_graph(sheaf_context *c, graph_key key, graph_build *b)
     if (s) return s;
     graph_inputs_make(b);
     c->model->arch->build(b);
-    sheaf_set_flag(b->logits, SHEAF_FLAG_OUTPUT);
-    layer_emit(b, b->logits);
+    outputs_mark(c, b);
     s = sheaf_arena_status(a);
     if (!s) s = b->status;
     if (!s) s = sheaf_graph_seal(b->graph);
@@ -200,6 +191,7 @@ static sheaf_status use_graph(sheaf_context *c, graph_key key) {
     c->key = key;
     c->in = b.in;
     c->logits_node = b.logits;
+    c->best_node = b.best;
     c->stats.graphs_built++;
     return SHEAF_OK;
 }
@@ -220,7 +212,7 @@ static void note_plans(sheaf_context *c) {
 
 static sheaf_status reserve(sheaf_context *c, int32_t n_tokens, int32_t n_out, int32_t *nodes, int32_t *splits) {
     graph_build b;
-    sheaf_status s = build_graph(c, key_of(c, n_tokens, c->cells.n, c->window_cells.n, n_out), &b);
+    sheaf_status s = build_graph(c, key_of(c, n_tokens, c->cells.n, c->window_cells.n, n_out, c->o.n_best), &b);
     if (!s) s = sheaf_sched_reserve(c->sched, b.graph);
     if (s) return s;
     sheaf_sched_stats st = sheaf_sched_get_stats(c->sched);
@@ -250,12 +242,13 @@ sheaf_status sheaf_context_new(sheaf_model *m, const sheaf_context_options *o, s
     if (!s) s = copy_weights(c);
     if (!s) s = make_cache(c);
     if (!s) s = make_batch(c);
+    if (!s) s = outputs_init(c);
     if (!s) s = sheaf_arena_new(256 << 10, &c->graphs[0]);
     if (!s) s = sheaf_arena_new(256 << 10, &c->graphs[1]);
     s = follow_agree(m->world, s); /* what follows meets the other ranks */
     if (!s) s = make_scheduler(c);
     if (!s) s = reserve_all(c);
-    if (!s) s = need_logits(c, 1);
+    if (!s) s = outputs_reserve(c, 1, c->o.n_best > 0);
     s = follow_agree(m->world, s);
     if (s) {
         sheaf_error_box box;
@@ -292,7 +285,7 @@ void sheaf_context_free(sheaf_context *c) {
     sheaf_free(c->batch.want);
     sheaf_free(c->plan_compute);
     sheaf_free(c->plan_staging);
-    sheaf_free(c->logits);
+    outputs_free(c);
     sheaf_free(c);
 }
 
@@ -340,8 +333,11 @@ static sheaf_status complete_batch(sheaf_context *c, const sheaf_batch *b) {
                           c->o.n_ctx - c->cells.used, c->o.n_ctx);
     if (b->n > c->o.n_batch)
         return sheaf_fail(SHEAF_E_ARGUMENT, "a batch of %d tokens, expected 1 to %d", b->n, c->o.n_batch);
+    if (b->best && c->o.n_best < 1)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "the best logits are wanted of a context that was made for none (n_best)");
     memcpy(c->cells.ahead, c->cells.next, (size_t)c->o.n_seq * sizeof *c->cells.ahead);
     c->batch.n = b->n;
+    c->batch.best = b->best;
     sheaf_status s = SHEAF_OK;
     for (int32_t i = 0; i < b->n && !s; i++) s = complete_token(c, b, i);
     return s;
@@ -375,18 +371,15 @@ static void claim_cells(sheaf_context *c, int32_t first, int32_t n) {
 
 static sheaf_status run_ubatch(sheaf_context *c, int32_t first, int32_t n, int32_t wanted) {
     claim_cells(c, first, n);
-    sheaf_status s = use_graph(c, key_of(c, n, c->cells.high, c->window_cells.high, wanted ? wanted : 1));
+    int32_t n_out = wanted ? wanted : 1, n_best = c->batch.best ? c->o.n_best : 0;
+    sheaf_status s = use_graph(c, key_of(c, n, c->cells.high, c->window_cells.high, n_out, n_best));
     if (!s) s = graph_inputs_fill(c, first, n);
     if (!s) s = sheaf_sched_compute(c->sched);
     if (s) return s;
     uint64_t before = (uint64_t)sheaf_now_ns();
     s = sheaf_sched_synchronize(c->sched);
     c->stats.device_ns += (uint64_t)sheaf_now_ns() - before;
-    if (s || !wanted) return s;
-    size_t row = (size_t)c->model->hp.n_vocab;
-    s = sheaf_tensor_get(c->logits_node, c->logits + (size_t)c->n_out * row, 0, (size_t)wanted * row * sizeof(float));
-    c->n_out += wanted;
-    return s;
+    return s ? s : outputs_take(c, wanted);
 }
 
 /* Gives back the cells of a batch that failed [M3]: of each sequence, all from its first token in the batch on. */
@@ -401,8 +394,9 @@ sheaf_status context_run_batch(sheaf_context *c) {
     uint64_t start = (uint64_t)sheaf_now_ns(), waited = c->stats.device_ns;
     int32_t rows = 0;
     for (int32_t i = 0; i < c->batch.n; i++) rows += c->batch.want[i];
-    c->n_out = c->n_claimed = 0;
-    sheaf_status s = need_logits(c, rows);
+    c->n_claimed = 0;
+    c->out.n = c->out.last = 0;
+    sheaf_status s = outputs_reserve(c, rows, c->batch.best);
     for (int32_t first = 0, n; first < c->batch.n && !s; first += n) {
         int32_t wanted;
         n = ubatch_length(c, first, &wanted);
@@ -411,7 +405,7 @@ sheaf_status context_run_batch(sheaf_context *c) {
     s = follow_agree(c->model->world, s);
     if (s) {
         drop_claimed(c);
-        c->n_out = 0;
+        c->out.n = c->out.last = 0;
     }
     c->stats.decodes++;
     c->stats.overhead_ns += (uint64_t)sheaf_now_ns() - start - (c->stats.device_ns - waited);
@@ -425,24 +419,6 @@ sheaf_status sheaf_decode(sheaf_context *c, const sheaf_batch *b) {
 }
 
 /* --- asking --------------------------------------------------------------------------------------------- */
-
-const float *sheaf_logits(const sheaf_context *c, int32_t i) {
-    return i < 0 || i >= c->n_out ? NULL : c->logits + (size_t)i * (size_t)c->model->hp.n_vocab;
-}
-
-int32_t sheaf_n_outputs(const sheaf_context *c) { return c->n_out; }
-
-/* FNV-1a over 32-bit words: the bits themselves, so that 0 and -0 differ. */
-uint64_t sheaf_logits_hash(const sheaf_context *c, int32_t i) {
-    const float *row = sheaf_logits(c, i);
-    uint64_t h = 0xcbf29ce484222325u;
-    for (int32_t k = 0; row && k < c->model->hp.n_vocab; k++) {
-        uint32_t bits;
-        memcpy(&bits, &row[k], sizeof bits);
-        h = (h ^ bits) * 0x100000001b3u;
-    }
-    return h;
-}
 
 int32_t sheaf_n_ctx(const sheaf_context *c) { return c->o.n_ctx; }
 int32_t sheaf_kv_used(const sheaf_context *c, int32_t seq) {
@@ -497,8 +473,9 @@ sheaf_status sheaf_context_graph(sheaf_context *c, int32_t n_tokens, int32_t n_k
                           c->o.n_ctx, c->o.n_ubatch);
     graph_build b;
     c->key = (graph_key){0};
+    c->out.n = c->out.last = 0; /* the graph that held them is gone */
     int32_t n_out = n_tokens < c->o.n_outputs ? n_tokens : c->o.n_outputs;
-    sheaf_status s = build_graph(c, key_of(c, n_tokens, n_kv, n_kv, n_out), &b);
+    sheaf_status s = build_graph(c, key_of(c, n_tokens, n_kv, n_kv, n_out, c->o.n_best), &b);
     if (!s) s = sheaf_sched_alloc(c->sched, b.graph);
     if (!s) *out = b.graph;
     return s;

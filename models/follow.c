@@ -15,7 +15,7 @@ typedef struct follow_token {
 } follow_token;
 
 typedef struct follow_message {
-    int32_t op, n, a, b; /* decode: n tokens; remove: sequence n, positions a to b */
+    int32_t op, n, a, b; /* decode: n tokens, a: their best logits only; remove: sequence n, positions a to b */
     follow_token token[INLINE_TOKENS];
 } follow_message;
 
@@ -42,7 +42,7 @@ static void take_token(full_batch *f, int32_t i, const follow_token *t) {
 
 sheaf_status follow_send_batch(sheaf_context *c) {
     const full_batch *f = &c->batch;
-    follow_message m = {.op = FOLLOW_DECODE, .n = f->n};
+    follow_message m = {.op = FOLLOW_DECODE, .n = f->n, .a = f->best};
     for (int32_t i = 0; i < f->n && i < INLINE_TOKENS; i++) m.token[i] = token_of(f, i);
     sheaf_status s = sheaf_world_broadcast(c->model->world, &m, sizeof m);
     for (int32_t at = INLINE_TOKENS; at < f->n && !s;) {
@@ -59,7 +59,9 @@ static sheaf_status receive_batch(sheaf_context *c, const follow_message *m) {
     full_batch *f = &c->batch;
     if (m->n < 1 || m->n > c->o.n_batch || m->n > c->o.n_ctx - c->cells.used)
         return sheaf_fail(SHEAF_E_PEER, "rank 0 sent a batch of %d tokens, which does not fit here", m->n);
+    if (m->a && c->o.n_best < 1) return sheaf_fail(SHEAF_E_PEER, "rank 0 wants the best logits, here none are found");
     f->n = m->n;
+    f->best = m->a != 0;
     for (int32_t i = 0; i < f->n && i < INLINE_TOKENS; i++) take_token(f, i, &m->token[i]);
     sheaf_status s = SHEAF_OK;
     for (int32_t at = INLINE_TOKENS; at < f->n && !s;) {
@@ -91,6 +93,7 @@ static sheaf_status obey(sheaf_context *c, bool *end) {
         context_kv_remove(c, m.n, m.a, m.b);
         return SHEAF_OK;
     case FOLLOW_CLEAR: context_kv_clear(c); return SHEAF_OK;
+    case FOLLOW_LOGITS: return outputs_fetch(c) == SHEAF_E_PEER ? SHEAF_E_PEER : SHEAF_OK;
     case FOLLOW_END: *end = true; return SHEAF_OK;
     }
     return sheaf_fail(SHEAF_E_PEER, "rank 0 sent an unknown message (%d)", m.op);

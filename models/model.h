@@ -9,7 +9,7 @@
  *     sheaf_batch b = {.n = n_prompt, .token = ids};              // positions follow on, last token's logits
  *     sheaf_decode(ctx, &b);
  *     sheaf_sampler_new(&sopts, sheaf_model_hparams(model)->n_tokens, &smp);
- *     int32_t id = sheaf_sample(smp, sheaf_logits(ctx, 0));
+ *     sheaf_sample(smp, sheaf_logits(ctx, 0), &id);
  *
  * Who owns what: devices belong to the registry and must outlive the model; the model its contexts.
  */
@@ -129,6 +129,8 @@ typedef struct sheaf_context_options {
     int32_t n_ubatch;          /* what runs at once, default 512 */
     int32_t n_seq;             /* sequences, default 1 */
     int32_t n_outputs;         /* rows of logits a ubatch may want; 0: n_ubatch (perplexity), run uses 1 */
+    int32_t n_best;            /* a decode may ask for so many of a row's best logits instead of the row
+                                  (sheaf_batch.best); 0: none may. At most SHEAF_MAX_BEST */
     sheaf_type type_k, type_v; /* 0 is F32; default F16 comes from sheaf_context_defaults */
     bool strict;               /* any reshard is an error */
     bool full_window; /* layers with a sliding window keep all n_ctx positions, not only those that a window needs */
@@ -143,6 +145,7 @@ typedef struct sheaf_batch {
     const int32_t *pos;   /* NULL: each sequence goes on where it is */
     const int32_t *seq;   /* NULL: sequence 0 */
     const uint8_t *want;  /* NULL: logits of the last token only; else one flag a token */
+    bool best;            /* bring out only the n_best best logits of each wanted row: sheaf_logits_best */
 } sheaf_batch;
 
 /* Runs a batch, in micro-batches. SHEAF_E_RANGE when it does not fit the context (nothing was run), or an id is
@@ -152,14 +155,30 @@ typedef struct sheaf_batch {
  * Returns when logits are readable. Under mpirun: rank 0 calls it, the others sit in sheaf_follow. */
 SHEAF_API sheaf_status sheaf_decode(sheaf_context *c, const sheaf_batch *b);
 /* Row i of the logits that the last decode produced (in batch order of wanted tokens), n_vocab floats, valid until the
- * next decode. NULL out of range. */
+ * next decode. NULL out of range, and for rows that were not brought out (sheaf_batch.best). */
 SHEAF_API const float *sheaf_logits(const sheaf_context *c, int32_t i);
 SHEAF_API int32_t sheaf_n_outputs(const sheaf_context *c);
 SHEAF_API uint64_t sheaf_logits_hash(const sheaf_context *c, int32_t i); /* of the bits of one full row */
+
+/* One of the best logits of a row. */
+typedef struct sheaf_best {
+    int32_t id;
+    float logit;
+} sheaf_best;
+/* The best logits of row i after a decode that asked for them: larger first, ties by the lower id, NaN last; *n of
+ * them, n_best unless the vocabulary has fewer ids. The context's, valid until the next decode. Each device looks for
+ * the best of its own part of the vocabulary, and only these are read (and, over processes, sent). NULL out of range,
+ * and after a decode that did not ask. */
+SHEAF_API const sheaf_best *sheaf_logits_best(const sheaf_context *c, int32_t i, int32_t *n);
+/* Whole rows after all: brings out those of the last micro-batch, which the devices keep until the next decode; then
+ * sheaf_logits and sheaf_logits_hash have them. Nothing to do where they are there. SHEAF_E_RANGE where that
+ * micro-batch has no wanted row. Under mpirun rank 0 calls it. */
+SHEAF_API sheaf_status sheaf_logits_fetch(sheaf_context *c);
 /* Follower ranks: runs what rank 0 sends until it closes its context or ends. */
 SHEAF_API sheaf_status sheaf_follow(sheaf_context *c);
 
 SHEAF_API int32_t sheaf_n_ctx(const sheaf_context *c);
+SHEAF_API int32_t sheaf_n_best(const sheaf_context *c); /* sheaf_context_options.n_best; no more than there are ids */
 SHEAF_API int32_t sheaf_kv_used(const sheaf_context *c, int32_t seq); /* tokens of a sequence */
 SHEAF_API sheaf_status sheaf_kv_clear(sheaf_context *c); /* fails only under mpirun, if a rank cannot be told */
 /* Removes positions [p0, p1) of a sequence (p1 < 0: to the end). Layers with a sliding window keep a window and some
@@ -179,8 +198,9 @@ SHEAF_API bool sheaf_context_memory_estimate(const sheaf_context *c, int i, shea
 typedef struct sheaf_context_stats {
     uint64_t decodes, graphs_built, graphs_reused;
     int32_t nodes_prompt, splits_prompt, nodes_token, splits_token;
-    uint64_t overhead_ns; /* build, schedule, bind, enqueue: host time that is not waiting for devices */
-    uint64_t device_ns;   /* host waiting for devices */
+    uint64_t overhead_ns;  /* build, schedule, bind, enqueue: host time that is not waiting for devices */
+    uint64_t device_ns;    /* host waiting for devices */
+    uint64_t logits_bytes; /* of logits, or of pairs of the best, brought out of the devices that computed them */
 } sheaf_context_stats;
 SHEAF_API sheaf_context_stats sheaf_context_get_stats(const sheaf_context *c);
 SHEAF_API sheaf_sched *sheaf_context_sched(sheaf_context *c);
@@ -209,6 +229,13 @@ SHEAF_API void sheaf_sampler_free(sheaf_sampler *s);
 /* Draws from one row of logits and accepts the token (penalties count it). No allocation. NaN logits count as
  * -inf; if nothing is left: SHEAF_E_RANGE through *id = -1. */
 SHEAF_API sheaf_status sheaf_sample(sheaf_sampler *s, const float *logits, int32_t *id);
+/* How many of a row's best logits decide what a sampler of these options draws (top_k, and one more for each token that
+ * a penalty or a bias may push down); 0: the row is needed whole, because nothing is cut off by rank, or because a
+ * penalty or a bias may lift a token, or because it would be more than SHEAF_MAX_BEST or half the vocabulary. */
+SHEAF_API int32_t sheaf_sampler_needs(const sheaf_sampler_options *o, int32_t n_vocab);
+/* sheaf_sample from the n best logits of a row alone, in their order, n at least what sheaf_sampler_needs says (or all
+ * of the vocabulary): the same token, and the sampler is left the same. SHEAF_E_ARGUMENT for fewer. */
+SHEAF_API sheaf_status sheaf_sample_best(sheaf_sampler *s, const sheaf_best *best, int32_t n, int32_t *id);
 SHEAF_API void sheaf_sampler_accept(sheaf_sampler *s, int32_t id); /* prompt tokens, for penalties */
 SHEAF_API void sheaf_sampler_reset(sheaf_sampler *s);
 

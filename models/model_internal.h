@@ -11,7 +11,8 @@
  *   experts.c       the feed-forward of a mixture of experts
  *   kv_cache.c      cells (who holds which position) and the tensors behind them
  *   graph_inputs.c  what a graph is fed with: tokens, positions, mask, ids
- *   context.c       decode: micro-batches, graph reuse, logits
+ *   context.c       decode: micro-batches, graph reuse
+ *   outputs.c       what a decode brings out: rows of logits, or the best of each
  *   follow.c        rank 0's batches, told to the other ranks
  *   split_report.c  what lies where, in bytes
  *
@@ -261,6 +262,7 @@ typedef struct graph_inputs {
 /* [M4] */
 typedef struct graph_key {
     int32_t n_tokens, n_kv, n_window, n_out; /* n_kv, n_window: cells that layers look at, those with a window */
+    int32_t n_best;                          /* 0: rows of logits are read whole */
 } graph_key;
 
 struct graph_build {
@@ -275,6 +277,7 @@ struct graph_build {
     graph_key key;
     graph_inputs in;
     sheaf_tensor *logits; /* {n_vocab, n_out} */
+    sheaf_tensor *best;   /* pairs of the best of each part of a row; NULL: none are wanted */
     sheaf_status status;  /* of sheaf_graph_expand */
 };
 
@@ -359,7 +362,22 @@ typedef struct full_batch {
     int32_t n;
     int32_t *token, *pos, *seq;
     uint8_t *want;
+    bool best;
 } full_batch;
+
+/* What the last decode brought out (outputs.c). */
+typedef struct decode_outputs {
+    int32_t n;          /* rows: wanted tokens */
+    int32_t last;       /* of these, in the last micro-batch */
+    int32_t whole_from; /* the first row that logits has; n: none */
+    float *logits;      /* [capacity][n_vocab] */
+    int32_t capacity;   /* rows */
+    sheaf_best *best;   /* [best_capacity][n_best]; id -1 ends a row that has fewer */
+    int32_t best_capacity;
+    int32_t places; /* parts of the vocabulary whose best are found apart */
+    int64_t *pairs; /* [places * n_best] one row as it is read */
+    bool has_best;
+} decode_outputs;
 
 struct sheaf_context {
     sheaf_model *model;
@@ -381,12 +399,11 @@ struct sheaf_context {
     int turn;
     graph_key key; /* of the graph that is allocated; n_tokens 0: none [M4] */
     graph_inputs in;
-    sheaf_tensor *logits_node;
+    sheaf_tensor *logits_node, *best_node;
 
     bool ready; /* every rank has made its own */
     full_batch batch;
-    float *logits;
-    int32_t logits_rows, n_out; /* capacity and valid rows */
+    decode_outputs out;
     sheaf_context_stats stats;
     size_t *plan_compute, *plan_staging; /* [n_members] largest over the reserved plans */
 };
@@ -399,8 +416,19 @@ void context_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1);
 void context_kv_clear(sheaf_context *c);
 int32_t context_layer_cells(const sheaf_context *c, int32_t il); /* rows of its KV cache */
 
+/* Room for so many rows, and what making a graph needs to know. */
+sheaf_status outputs_init(sheaf_context *c);
+void outputs_free(sheaf_context *c);
+sheaf_status outputs_reserve(sheaf_context *c, int32_t rows, bool best);
+/* Marks what will be read of a graph that has b->logits, and adds what finds the best. */
+void outputs_mark(const sheaf_context *c, graph_build *b);
+/* Takes the next `rows` rows from the graph that was just computed. */
+sheaf_status outputs_take(sheaf_context *c, int32_t rows);
+/* sheaf_logits_fetch on every rank. */
+sheaf_status outputs_fetch(sheaf_context *c);
+
 /* What rank 0 does, told to the others; nothing when this process is alone. */
-typedef enum follow_op { FOLLOW_DECODE, FOLLOW_REMOVE, FOLLOW_CLEAR, FOLLOW_END } follow_op;
+typedef enum follow_op { FOLLOW_DECODE, FOLLOW_REMOVE, FOLLOW_CLEAR, FOLLOW_LOGITS, FOLLOW_END } follow_op;
 bool follow_leads(const sheaf_context *c); /* rank 0 of several */
 sheaf_status follow_send_batch(sheaf_context *c);
 sheaf_status follow_send(sheaf_context *c, follow_op op, int32_t a, int32_t b, int32_t d);

@@ -6,6 +6,10 @@
  * machine. Allocates nothing per token: not even qsort, which does for large arrays.
  *
  *     logits --bias, penalties--> work[] --top-k--> cand[0..n) sorted --typical, top-p, min-p--> draw
+ *
+ * Where top-k (or greedy) comes first, a few of the best logits say as much as the row: sheaf_sampler_needs. A
+ * penalty or a bias that only lowers can push at most so many tokens out of the k best as there are penalised ones,
+ * and nothing from below can rise above what was not lowered.
  */
 #include "models/model.h"
 
@@ -22,6 +26,7 @@ typedef struct candidate {
 struct sheaf_sampler {
     sheaf_sampler_options o;
     int32_t n_vocab;
+    int32_t needs; /* best logits that decide; 0: all */
     int32_t *bias_id;
     float *bias;
     float *work; /* [n_vocab] logits after bias and penalties */
@@ -116,6 +121,7 @@ sheaf_status sheaf_sampler_new(const sheaf_sampler_options *o, int32_t n_vocab, 
     if (s) {
         s->o = *o;
         s->n_vocab = n_vocab;
+        s->needs = sheaf_sampler_needs(o, n_vocab);
     }
     if (!s || !allocate(s, o)) {
         sheaf_sampler_free(s);
@@ -182,25 +188,44 @@ void sheaf_sampler_accept(sheaf_sampler *s, int32_t id) {
 
 /* --- logits to candidates ------------------------------------------------------------------------------ */
 
-/* Copies the row; no NaN and no infinity above survives, so that later sums are numbers. */
-static void take_logits(sheaf_sampler *s, const float *logits) {
-    for (int32_t i = 0; i < s->n_vocab; i++) {
-        float x = logits[i];
-        s->work[i] = isnan(x) ? -INFINITY : x > FLT_MAX / 4 ? FLT_MAX / 4 : x;
-    }
-    for (int32_t i = 0; i < s->o.n_bias; i++) s->work[s->bias_id[i]] += s->bias[i];
+/* No NaN survives: it counts as impossible, also where a bias forbids an infinite logit. */
+static float number(float x) { return isnan(x) ? -INFINITY : x; }
+
+static bool penalties(const sheaf_sampler_options *o) {
+    return o->repeat_last_n != 0 &&
+           (o->repeat_penalty != 1.0f || o->frequency_penalty != 0 || o->presence_penalty != 0);
 }
 
 /* The penalty divides a positive logit and multiplies a negative one: either way the token sinks. */
-static void penalise(sheaf_sampler *s) {
-    const sheaf_sampler_options *o = &s->o;
-    if (o->repeat_penalty == 1.0f && o->frequency_penalty == 0 && o->presence_penalty == 0) return;
-    for (int32_t i = 0; i < s->n_seen; i++) {
-        int32_t id = s->seen[i];
-        float *x = &s->work[id];
-        *x = *x > 0 ? *x / o->repeat_penalty : *x * o->repeat_penalty;
-        *x -= (float)s->count[id] * o->frequency_penalty + o->presence_penalty;
+static float penalised(const sheaf_sampler_options *o, float x, int32_t count) {
+    x = x > 0 ? x / o->repeat_penalty : x * o->repeat_penalty;
+    return number(x - ((float)count * o->frequency_penalty + o->presence_penalty));
+}
+
+/* Copies the row, with biases and penalties. */
+static void take_logits(sheaf_sampler *s, const float *logits) {
+    for (int32_t i = 0; i < s->n_vocab; i++) s->work[i] = number(logits[i]);
+    for (int32_t i = 0; i < s->o.n_bias; i++) {
+        float *x = &s->work[s->bias_id[i]];
+        *x = number(*x + s->bias[i]);
     }
+    for (int32_t i = 0; penalties(&s->o) && i < s->n_seen; i++) {
+        int32_t id = s->seen[i];
+        s->work[id] = penalised(&s->o, s->work[id], s->count[id]);
+    }
+}
+
+/* The same for one token alone. */
+static float taken(const sheaf_sampler *s, int32_t id, float logit) {
+    float x = number(logit);
+    for (int32_t i = 0; i < s->o.n_bias; i++)
+        if (s->bias_id[i] == id) x = number(x + s->bias[i]);
+    return penalties(&s->o) && s->count[id] ? penalised(&s->o, x, s->count[id]) : x;
+}
+
+/* Ordered by what it is; from then on no infinity, so that later sums are numbers. */
+static candidate candidate_of(int32_t id, float x) {
+    return (candidate){.key = x, .logit = x > FLT_MAX / 4 ? FLT_MAX / 4 : x, .id = id};
 }
 
 static bool better(const candidate *a, const candidate *b) {
@@ -248,7 +273,7 @@ static void choose_candidates(sheaf_sampler *s) {
         float x = s->work[id];
         if (x == -INFINITY) continue;
         if (s->n == k && !(x > s->cand[0].key)) continue; /* k < n_vocab here, so cand is a heap */
-        candidate c = {.key = x, .logit = x, .id = id};
+        candidate c = candidate_of(id, x);
         if (s->n < k) {
             s->cand[s->n++] = c;
             if (s->n == k && s->sorted) heapify(s->cand, s->n, true);
@@ -349,24 +374,68 @@ static int32_t greedy(const sheaf_sampler *s) {
     return best;
 }
 
+/* From sorted candidates, or all of them, to a token. */
+static int32_t draw_from_candidates(sheaf_sampler *s) {
+    if (s->n < 1) return -1;
+    keep_typical(s);
+    keep_top_p(s);
+    keep_min_p(s);
+    return pick(s);
+}
+
+static sheaf_status accept_drawn(sheaf_sampler *s, int32_t id) {
+    if (id < 0)
+        return sheaf_fail(SHEAF_E_RANGE, "sampling: no token is possible: all %d logits are NaN or minus infinity",
+                          s->n_vocab);
+    sheaf_sampler_accept(s, id);
+    return SHEAF_OK;
+}
+
 sheaf_status sheaf_sample(sheaf_sampler *s, const float *logits, int32_t *id) {
-    *id = -1;
     take_logits(s, logits);
-    penalise(s);
     if (s->o.temp <= 0) {
         *id = greedy(s);
     } else {
         choose_candidates(s);
-        if (s->n > 0) {
-            keep_typical(s);
-            keep_top_p(s);
-            keep_min_p(s);
-            *id = pick(s);
-        }
+        *id = draw_from_candidates(s);
     }
-    if (*id < 0)
-        return sheaf_fail(SHEAF_E_RANGE, "sampling: no token is possible: all %d logits are NaN or minus infinity",
-                          s->n_vocab);
-    sheaf_sampler_accept(s, *id);
-    return SHEAF_OK;
+    return accept_drawn(s, *id);
+}
+
+/* --- from the best logits alone ------------------------------------------------------------------------- */
+
+/* Tokens that may sink: those that are biased, and those said lately. -1: one may rise, or there is no limit. */
+static int64_t may_sink(const sheaf_sampler_options *o) {
+    for (int32_t i = 0; i < o->n_bias; i++)
+        if (!(o->bias[i] <= 0)) return -1;
+    if (!penalties(o)) return o->n_bias;
+    bool lowers = o->repeat_penalty >= 1 && o->frequency_penalty >= 0 && o->presence_penalty >= 0;
+    return lowers && o->repeat_last_n > 0 ? (int64_t)o->n_bias + o->repeat_last_n : -1;
+}
+
+int32_t sheaf_sampler_needs(const sheaf_sampler_options *o, int32_t n_vocab) {
+    int64_t k = o->temp <= 0 ? 1 : o->top_k, sink = may_sink(o);
+    if (k < 1 || sink < 0 || k + sink > SHEAF_MAX_BEST || 2 * (k + sink) > n_vocab) return 0;
+    return (int32_t)(k + sink);
+}
+
+sheaf_status sheaf_sample_best(sheaf_sampler *s, const sheaf_best *best, int32_t n, int32_t *id) {
+    *id = -1;
+    if (n < s->needs || s->needs < 1 || n > s->n_vocab)
+        return sheaf_fail(SHEAF_E_ARGUMENT, "sampling: %d of the best logits, these options need %d", n, s->needs);
+    s->n = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (best[i].id < 0 || best[i].id >= s->n_vocab)
+            return sheaf_fail(SHEAF_E_ARGUMENT, "sampling: token %d of %d", best[i].id, s->n_vocab);
+        float x = taken(s, best[i].id, best[i].logit);
+        if (x > -INFINITY) s->cand[s->n++] = candidate_of(best[i].id, x);
+    }
+    sort_best_first(s);
+    if (s->o.temp <= 0) {
+        *id = s->n > 0 ? s->cand[0].id : -1;
+    } else {
+        if (s->n > s->o.top_k) s->n = s->o.top_k;
+        *id = draw_from_candidates(s);
+    }
+    return accept_drawn(s, *id);
 }

@@ -51,6 +51,9 @@ static sheaf_status local_params(const sheaf_tensor *node, const sheaf_layout *s
     } else if (node->op == SHEAF_OP_GET_ROWS && is_axis(&src[0], 1)) {
         s = first_of(&src[0], device, node->src[0]->ne[1], &first);
         p->rows.id_first += first;
+    } else if (node->op == SHEAF_OP_BEST && is_axis(&src[0], 0)) {
+        s = first_of(&src[0], device, node->src[0]->ne[0], &first);
+        p->best.id_first += first;
     } else if (node->op == SHEAF_OP_SET_ROWS && is_axis(result, 1)) {
         s = first_of(result, device, node->ne[1], &first);
         p->rows.id_first += first;

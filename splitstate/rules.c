@@ -71,6 +71,8 @@
     { sheaf_rule_by_column, "by column" }
 #define RULE_PICK                                                                                                      \
     { sheaf_rule_by_column, "by column" }
+#define RULE_BEST                                                                                                      \
+    { sheaf_rule_best, "best" }
 #define RULE_ROUND                                                                                                     \
     { sheaf_rule_elementwise, "elementwise" }
 

@@ -31,6 +31,7 @@ sheaf_status sheaf_rule_norm_by(const rule_context *c, sheaf_rule_result *out);
 sheaf_status sheaf_rule_argmax(const rule_context *c, sheaf_rule_result *out);
 sheaf_status sheaf_rule_matmul(const rule_context *c, sheaf_rule_result *out);   /* rules_matmul.c */
 sheaf_status sheaf_rule_get_rows(const rule_context *c, sheaf_rule_result *out); /* rules_rows.c */
+sheaf_status sheaf_rule_best(const rule_context *c, sheaf_rule_result *out);
 sheaf_status sheaf_rule_concat(const rule_context *c, sheaf_rule_result *out);
 sheaf_status sheaf_rule_attention(const rule_context *c, sheaf_rule_result *out);  /* rules_attention.c */
 sheaf_status sheaf_rule_mul_mat_id(const rule_context *c, sheaf_rule_result *out); /* rules_experts.c */

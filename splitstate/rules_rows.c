@@ -40,6 +40,30 @@ sheaf_status sheaf_rule_get_rows(const rule_context *c, sheaf_rule_result *out) 
     return sheaf_rule_gather_all(c, out, is_cut(&table) ? "get rows of a cut batch: gather" : out->rule);
 }
 
+/* x {n, rows} -> {k * places, rows}. A cut row gives each device that has a part of it one place, if there are as many
+ * places; ids are made global by the number of the part's first element, so a part must be one stretch. */
+sheaf_status sheaf_rule_best(const rule_context *c, sheaf_rule_result *out) {
+    const sheaf_layout x = summed(&c->have[0]);
+    sheaf_run runs[SHEAF_MAX_DEVICES];
+    int n = 0;
+    if (is_axis(&x, 1)) {
+        out->want[0] = out->result = x;
+        return SHEAF_OK;
+    }
+    if (!is_axis(&x, 0)) return sheaf_rule_gather_all(c, out, is_cut(&x) ? "row is cut: gather" : out->rule);
+    sheaf_status s = sheaf_layout_single(c->a, &x, c->env->n_devices, &out->want[0]);
+    if (s) return s;
+    for (int d = 0; d < c->env->n_devices; d++) {
+        if (sheaf_layout_share(&out->want[0], d, 0) == 0) continue;
+        runs[n++] = (sheaf_run){c->node->params.best.k, (sheaf_device_set)1 << d};
+    }
+    bool fits = (int64_t)n * c->node->params.best.k == c->node->ne[0] &&
+                all_stretches(c, &out->want[0], c->node->src[0]->ne[0]);
+    if (!fits) return sheaf_rule_gather_all(c, out, "row is cut otherwise than there are places: gather");
+    out->rule = "row is cut: the best of each part";
+    return sheaf_layout_axis(c->a, 0, runs, n, c->env->n_devices, &out->result);
+}
+
 /* Along the joined dimension a shard of the result is the shards one after the other, which is what run
  * lists say too; along any other both must be cut alike. */
 sheaf_status sheaf_rule_concat(const rule_context *c, sheaf_rule_result *out) {

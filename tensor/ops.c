@@ -395,6 +395,20 @@ sheaf_tensor *sheaf_top_k(sheaf_arena *a, sheaf_tensor *x, int64_t k) {
     return node(a, SHEAF_OP_ARGSORT, SHEAF_I32, ne, x, NULL, NULL);
 }
 
+sheaf_tensor *sheaf_best_of(sheaf_arena *a, sheaf_tensor *x, int64_t n_ids, int32_t k, int32_t places) {
+    if (!x) return sheaf_missing_source(a, "best", 0);
+    if (!is_f32_rows(x) || !is_matrix(x) || x->ne[0] > INT32_MAX || n_ids < 0 || n_ids > x->ne[0])
+        return misfit(a, SHEAF_OP_BEST, x, NULL, "must be an f32 matrix of at least as many elements as have ids");
+    if (k < 1 || k > SHEAF_MAX_BEST || places < 1)
+        return misfit(a, SHEAF_OP_BEST, x, NULL, "wants 1 to 1024 pairs in at least one place");
+    int64_t ne[] = {(int64_t)k * places, x->ne[1], 1, 1};
+    sheaf_tensor *t = node(a, SHEAF_OP_BEST, SHEAF_I64, ne, x, NULL, NULL);
+    if (!t) return NULL;
+    t->params.best.k = k;
+    t->params.best.id_end = (int32_t)n_ids;
+    return t;
+}
+
 sheaf_tensor *sheaf_pick(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *ids) {
     if (!x || !ids) return sheaf_missing_source(a, "pick", x ? 1 : 0);
     if (!is_f32_rows(x) || !is_matrix(x) || !is_id_matrix(ids) || ids->ne[1] != x->ne[1])

@@ -129,6 +129,7 @@ SHEAF_API uint16_t sheaf_f32_to_bf16(float f); /* round to nearest even, NaN sta
     X(ADD_ID, "add_id", 3)                                                                                             \
     X(ARGSORT, "argsort", 1)                                                                                           \
     X(PICK, "pick", 2)                                                                                                 \
+    X(BEST, "best", 1)                                                                                                 \
     X(ROUND, "round", 1)
 
 typedef enum sheaf_op {
@@ -223,6 +224,10 @@ typedef union sheaf_params {
     struct {
         int32_t id_first;
     } rows; /* get_rows, set_rows: id of the table's row 0 (a shard of a cut table); ids outside are skipped */
+    struct {
+        int32_t k;                /* pairs a place */
+        int32_t id_first, id_end; /* id of element 0 (of a shard); the first id that does not count */
+    } best;
 } sheaf_params;
 
 /* --- the tensor ------------------------------------------------------------------------------- */
@@ -238,6 +243,7 @@ enum sheaf_tensor_flag {
     SHEAF_FLAG_STATE = 1 << 3,  /* lives from compute to compute and is written by the graph (KV) */
     SHEAF_FLAG_EXPORT = 1 << 5, /* the scheduler: read outside the piece that computes it */
     SHEAF_FLAG_EMPTY = 1 << 4,  /* a shard with no elements, or one that contributes zeros */
+    SHEAF_FLAG_APART = 1 << 6,  /* with OUTPUT: stays as it lies, also over processes: nothing is gathered for it */
 };
 
 struct sheaf_tensor {
@@ -370,6 +376,28 @@ SHEAF_API sheaf_tensor *sheaf_swiglu_oai(sheaf_arena *a, sheaf_tensor *gate, she
 /* x {n, n_tokens} f32 -> {k, n_tokens} i32: where the k largest of each column are, largest first; ties by the lower
  * index, NaN after everything else. k = n sorts all. */
 SHEAF_API sheaf_tensor *sheaf_top_k(sheaf_arena *a, sheaf_tensor *x, int64_t k);
+/* x {n, rows} f32 -> {k * places, rows} i64: the k best of elements [0, n_ids) of each row as (value, id) pairs, in
+ * the order of sheaf_top_k, ids counted from 0. Where x is cut along dimension 0 over as many devices as there are
+ * places, each device writes the k best of its own part to its place, so that what must be moved is k pairs a device
+ * and not the row; else place 0 has all. Either way the k best of the row are among the pairs, each once, and each
+ * place is in order, filled up with pairs of id -1. k in [1, SHEAF_MAX_BEST]. */
+enum { SHEAF_MAX_BEST = 1024 };
+SHEAF_API sheaf_tensor *sheaf_best_of(sheaf_arena *a, sheaf_tensor *x, int64_t n_ids, int32_t k, int32_t places);
+static inline int64_t sheaf_best_pair(float value, int32_t id) {
+    union {
+        float f;
+        uint32_t u;
+    } bits = {value};
+    return (int64_t)((uint64_t)bits.u << 32 | (uint32_t)id);
+}
+static inline int32_t sheaf_best_id(int64_t pair) { return (int32_t)(uint32_t)(uint64_t)pair; }
+static inline float sheaf_best_value(int64_t pair) {
+    union {
+        uint32_t u;
+        float f;
+    } bits = {(uint32_t)((uint64_t)pair >> 32)};
+    return bits.f;
+}
 /* x {n, n_tokens} f32, ids {k, n_tokens} i32 -> {k, n_tokens} f32: element ids[j, t] of column t; 0 for an id outside.
  */
 SHEAF_API sheaf_tensor *sheaf_pick(sheaf_arena *a, sheaf_tensor *x, sheaf_tensor *ids);

@@ -290,12 +290,23 @@ static void sink(const float *x, int32_t *heap, int64_t n, int64_t i) {
     }
 }
 
-/* The first k of n elements in order: a heap of the best so far, then sorted from its end. */
-static void top_k(const float *x, int64_t n, int32_t *out, int64_t k) {
+enum { REFUSED = 32 };
+
+/* Is none of so many elements worth a closer look? A NaN on either side is. */
+static bool none_above(const float *x, float worst) {
+    int32_t above = 0;
+    for (int i = 0; i < REFUSED; i++) above |= !(x[i] <= worst);
+    return !above;
+}
+
+/* The first k of n elements in order: a heap of the best so far, then sorted from its end. Of a long row almost all
+ * are refused, many at a time. */
+void cpu_top_k(const float *x, int64_t n, int32_t *out, int64_t k) {
     for (int64_t i = 0; i < k; i++) out[i] = (int32_t)i;
     for (int64_t i = k / 2; i > 0; i--) sink(x, out, k, i - 1);
     for (int64_t i = k; i < n && k > 0; i++) {
-        if (!before(x, (int32_t)i, out[0])) continue;
+        while (i + REFUSED <= n && none_above(x + i, x[out[0]])) i += REFUSED;
+        if (i == n || !before(x, (int32_t)i, out[0])) continue;
         out[0] = (int32_t)i;
         sink(x, out, k, 0);
     }
@@ -312,8 +323,8 @@ static void run_argsort(const cpu_step *s, const cpu_task *t) {
     int64_t lo, hi;
     cpu_share(t, s->dst->ne[1], &lo, &hi);
     for (int64_t i = lo; i < hi; i++)
-        top_k((const float *)(cpu_at(t, x) + (size_t)i * x->nb[1]), x->ne[0],
-              (int32_t *)(cpu_at(t, s->dst) + (size_t)i * s->dst->nb[1]), s->dst->ne[0]);
+        cpu_top_k((const float *)(cpu_at(t, x) + (size_t)i * x->nb[1]), x->ne[0],
+                  (int32_t *)(cpu_at(t, s->dst) + (size_t)i * s->dst->nb[1]), s->dst->ne[0]);
 }
 
 static bool supports_argsort(const sheaf_tensor *n) {

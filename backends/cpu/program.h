@@ -120,7 +120,11 @@ bool cpu_op_supported(const sheaf_tensor *node);
 extern const cpu_op cpu_op_CONT, cpu_op_CPY, cpu_op_ADD, cpu_op_SUB, cpu_op_MUL, cpu_op_DIV, cpu_op_SCALE, cpu_op_UNARY,
     cpu_op_GLU, cpu_op_RMS_NORM, cpu_op_NORM, cpu_op_SOFT_MAX, cpu_op_ROPE, cpu_op_MUL_MAT, cpu_op_GET_ROWS,
     cpu_op_SET_ROWS, cpu_op_ATTENTION, cpu_op_CONCAT, cpu_op_SUM_ROWS, cpu_op_SUM_SQUARES, cpu_op_RMS_NORM_BY,
-    cpu_op_FILL, cpu_op_ARGMAX, cpu_op_MUL_MAT_ID, cpu_op_ADD_ID, cpu_op_ARGSORT, cpu_op_PICK, cpu_op_ROUND;
+    cpu_op_FILL, cpu_op_ARGMAX, cpu_op_MUL_MAT_ID, cpu_op_ADD_ID, cpu_op_ARGSORT, cpu_op_PICK, cpu_op_BEST,
+    cpu_op_ROUND;
+
+/* Where the k largest of n elements are: largest first, ties by the lower index, NaN after everything else. */
+void cpu_top_k(const float *x, int64_t n, int32_t *out, int64_t k);
 
 /* The address of an operand in this run. */
 static inline char *cpu_at(const cpu_task *t, const cpu_operand *o) { return t->run->addr[o->slot]; }

@@ -593,6 +593,61 @@ Test(ops, order_is_strict, .timeout = 30) {
     workbench_close(&w);
 }
 
+/* The best of rows as pairs: what sorting says, for every length around the cut into chunks, with ids from anywhere. */
+static void check_best(workbench *w, int64_t n, int64_t n_ids, int32_t k, int32_t first) {
+    enum { ROWS = 3, PLACES = 2 };
+    sheaf_graph *g;
+    uint32_t seed = 17;
+    cr_assert_eq(workbench_clear(w), SHEAF_OK, "%s", sheaf_error());
+    sheaf_tensor *x = sheaf_new_2d(w->arena, SHEAF_F32, n, ROWS), *t = sheaf_best_of(w->arena, x, n_ids, k, PLACES);
+    cr_assert_not_null(t, "%s", sheaf_error());
+    t->params.best.id_first = first;
+    t->params.best.id_end += first;
+    cr_assert_eq(workbench_graph(w, t, &g), SHEAF_OK, "%s", sheaf_error());
+    cr_assert_eq(workbench_place(w, 1), SHEAF_OK, "%s", sheaf_error());
+    float *v = x->data;
+    for (int64_t i = 0; i < n * ROWS; i++) {
+        uint32_t r = random_next(&seed);
+        v[i] = r % 11 == 0 ? NAN : r % 13 == 0 ? -INFINITY : (float)(r % 50);
+    }
+    cr_assert_eq(sheaf_backend_compute(w->backend, g), SHEAF_OK, "%s", sheaf_error());
+    for (int64_t r = 0; r < ROWS; r++) {
+        const float *row = v + r * n;
+        const int64_t *pair = (const int64_t *)t->data + r * k * PLACES;
+        for (int64_t i = 0; i < k * PLACES; i++) {
+            int32_t id = sheaf_best_id(pair[i]);
+            if (i >= k || i >= n_ids) {
+                cr_assert(id == -1, "row %d, place %d: id %d", (int)r, (int)i, id);
+                continue;
+            }
+            cr_assert(id >= first && id < first + n_ids, "row %d, place %d: id %d", (int)r, (int)i, id);
+            float got = sheaf_best_value(pair[i]), is = row[id - first];
+            cr_assert(got == is || (isnan(got) && isnan(is)), "row %d, id %d: %g", (int)r, id, (double)got);
+            int64_t earlier = 0;
+            for (int64_t j = 0; j < n_ids; j++) {
+                bool equal = row[j] == is || (isnan(row[j]) && isnan(is));
+                earlier += equal ? j < id - first : row[j] > is || (isnan(is) && !isnan(row[j]));
+            }
+            cr_assert(earlier == i, "n %d, row %d, place %d: %d come before id %d", (int)n, (int)r, (int)i,
+                      (int)earlier, id);
+        }
+    }
+}
+
+Test(ops, the_best_of_a_row_in_strict_order, .timeout = 120) {
+    for (int threads = 1; threads <= 3; threads += 2) {
+        workbench w;
+        cr_assert_eq(workbench_open(&w, "cpu", threads, ""), SHEAF_OK, "%s", sheaf_error());
+        for (int64_t n = 1; n <= 35; n++) check_best(&w, n, n, 4, 0);
+        check_best(&w, 1000, 1000, 40, 0);
+        check_best(&w, 1000, 977, 40, 5000);
+        check_best(&w, 30, 20, 25, 7);
+        check_best(&w, 1500, 1500, SHEAF_MAX_BEST, 0);
+        check_best(&w, 9, 0, 3, 0);
+        workbench_close(&w);
+    }
+}
+
 /* An unrounded sum: two products added in f64 are rounded once. */
 Test(ops, unrounded_sums_are_rounded_once, .timeout = 30) {
     workbench w;
@@ -618,7 +673,7 @@ Test(ops, unrounded_sums_are_rounded_once, .timeout = 30) {
 /* Constructors refuse what does not fit, with the shapes. */
 Test(ops, experts_refuse_what_does_not_fit, .timeout = 30) {
     sheaf_arena *a;
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 13; i++) {
         cr_assert_eq(sheaf_arena_new(1 << 14, &a), SHEAF_OK);
         sheaf_tensor *w = sheaf_new_3d(a, SHEAF_F32, 8, 6, 5), *x = sheaf_new_3d(a, SHEAF_F32, 8, 2, 4);
         sheaf_tensor *ids = sheaf_new_2d(a, SHEAF_I32, 2, 4), *m = sheaf_new_2d(a, SHEAF_F32, 8, 4), *t = NULL;
@@ -633,6 +688,9 @@ Test(ops, experts_refuse_what_does_not_fit, .timeout = 30) {
         case 7: t = sheaf_top_k(a, m, 9); break;
         case 8: t = sheaf_pick(a, m, sheaf_new_2d(a, SHEAF_I32, 2, 3)); break;
         case 9: t = sheaf_unrounded(a, sheaf_mul_mat(a, m, m)); break;
+        case 10: t = sheaf_best_of(a, m, 9, 2, 1); break;
+        case 11: t = sheaf_best_of(a, m, 8, SHEAF_MAX_BEST + 1, 1); break;
+        case 12: t = sheaf_best_of(a, m, 8, 2, 0); break;
         }
         cr_assert_null(t, "row %d was made", i);
         cr_assert_eq(sheaf_arena_status(a), SHEAF_E_SHAPE, "row %d: %s", i, sheaf_error());

@@ -17,6 +17,20 @@ static int fail(const char *what) {
     return 1;
 }
 
+/* The best logits alone, then the row that they are of: no process holds it whole, and it is the same. */
+static sheaf_status lead_best(sheaf_context *c, int32_t id, uint64_t *hash) {
+    int32_t n = 0;
+    sheaf_status s = sheaf_decode(c, &(sheaf_batch){.n = 1, .token = &id, .best = true});
+    const sheaf_best *best = sheaf_logits_best(c, 0, &n);
+    if (!s && (!best || n != 8 || sheaf_logits(c, 0))) s = sheaf_fail(SHEAF_E_INTERNAL, "%d of the best logits", n);
+    if (!s) s = sheaf_logits_fetch(c);
+    for (int32_t i = 0; i < n && !s; i++)
+        if (sheaf_logits(c, 0)[best[i].id] != best[i].logit)
+            s = sheaf_fail(SHEAF_E_INTERNAL, "place %d of the best: id %d", i, best[i].id);
+    if (!s) *hash = *hash * 31 + sheaf_logits_hash(c, 0) + (uint64_t)best[7].id;
+    return s;
+}
+
 /* What rank 0 does: a prompt in micro-batches, a batch that is refused, a removal, tokens one by one. */
 static sheaf_status lead(sheaf_context *c, int32_t n_vocab, uint64_t *hash) {
     int32_t ids[40], bad = n_vocab;
@@ -31,6 +45,7 @@ static sheaf_status lead(sheaf_context *c, int32_t n_vocab, uint64_t *hash) {
     sheaf_kv_clear(c);
     s = sheaf_decode(c, &(sheaf_batch){.n = 3, .token = ids});
     *hash ^= sheaf_logits_hash(c, 0);
+    for (int i = 0; i < 3 && !s; i++) s = lead_best(c, ids[i], hash);
     return s;
 }
 
@@ -59,6 +74,7 @@ int main(int argc, char **argv) {
     sheaf_context_options co = sheaf_context_defaults();
     co.n_ctx = 128;
     co.n_ubatch = 16;
+    co.n_best = 8;
     if (!s) s = sheaf_model_load(argv[1], &mo, &m);
     if (!s) s = sheaf_context_new(m, &co, &c);
     if (!s) s = work(world, m, c, &hash);

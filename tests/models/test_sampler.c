@@ -298,3 +298,92 @@ Test(sampler, every_failed_allocation_is_a_clean_status, .timeout = 120) {
     }
     cr_assert(k > 7, "only %d allocations were failed", k);
 }
+
+/* --- from the best alone ---------------------------------------------------------------------------------- */
+
+static int by_order(const void *a, const void *b) {
+    const sheaf_best *x = a, *y = b;
+    if (isnan(x->logit) || isnan(y->logit))
+        return isnan(x->logit) == isnan(y->logit) ? x->id - y->id : isnan(x->logit) - isnan(y->logit);
+    return x->logit != y->logit ? (x->logit < y->logit ? 1 : -1) : x->id - y->id;
+}
+
+/* Rows full of ties, infinities and NaN, under every kind of option: the same tokens, one after another, and so the
+ * same state, because penalties and the generator feed on what was drawn. */
+Test(sampler, the_best_alone_give_the_same_tokens, .timeout = 300) {
+    enum { N = 400, ROUNDS = 60 };
+    static const float odd[] = {INFINITY, 3e38f, -INFINITY, NAN, 0.0f, -0.0f, 1e30f};
+    static const int32_t ids[] = {3, 9, 3, 250};
+    static const float bias[] = {-1, -INFINITY, -0.5f, 0};
+    uint32_t x = 1;
+    sheaf_sampler_options o[8];
+    for (int i = 0; i < 8; i++) o[i] = sheaf_sampler_defaults(), o[i].seed = 77;
+    o[1].temp = 0, o[1].repeat_penalty = 1.5f;
+    o[2].temp = 2, o[2].repeat_penalty = 1.2f, o[2].repeat_last_n = 20;
+    o[3].top_k = 1, o[3].presence_penalty = 3, o[3].repeat_last_n = 5;
+    o[4].top_k = 7, o[4].top_p = 1, o[4].typical = 0.5f;
+    o[5].top_k = 30, o[5].min_p = 0, o[5].frequency_penalty = 1, o[5].repeat_last_n = 100;
+    o[6].bias_id = ids, o[6].bias = bias, o[6].n_bias = 4;
+    o[7].temp = 0, o[7].bias_id = ids, o[7].bias = bias, o[7].n_bias = 4, o[7].repeat_penalty = 2;
+    for (int k = 0; k < 8; k++) {
+        int32_t needs = sheaf_sampler_needs(&o[k], N);
+        cr_assert_gt(needs, 0, "options %d", k);
+        sheaf_sampler *a = make(o[k], N), *b = make(o[k], N);
+        for (int round = 0; round < ROUNDS; round++) {
+            float row[N];
+            sheaf_best best[N];
+            for (int32_t i = 0; i < N; i++) {
+                x = x * 1664525u + 1013904223u;
+                row[i] = (float)(x >> 26) * 0.1f; /* 64 values among 400: ties everywhere */
+                if (round % 3 == 0 && x >> 8 & 1) row[i] = odd[(x >> 9) % (round % 2 ? 7 : 5)];
+                best[i] = (sheaf_best){i, row[i]};
+            }
+            qsort(best, N, sizeof *best, by_order);
+            int32_t i, j;
+            sheaf_status one = sheaf_sample(a, row, &i), other = sheaf_sample_best(b, best, needs, &j);
+            expect_int(one, other);
+            cr_assert(i == j, "options %d, row %d: token %d from the row, %d from the best", k, round, i, j);
+        }
+        sheaf_sampler_free(a);
+        sheaf_sampler_free(b);
+    }
+}
+
+/* One best fewer than needed can be one too few: what was said lately may fill all of them. */
+Test(sampler, the_number_needed_is_not_too_large, .timeout = 120) {
+    sheaf_sampler_options o = plain(0);
+    o.repeat_penalty = 100, o.repeat_last_n = 3;
+    expect_int(sheaf_sampler_needs(&o, 100), 4);
+    sheaf_sampler *s = make(o, 100);
+    for (int32_t i = 0; i < 3; i++) sheaf_sampler_accept(s, i);
+    int32_t id;
+    const sheaf_best best[] = {{0, 9}, {1, 9}, {2, 9}, {3, 8}};
+    expect_ok(sheaf_sample_best(s, best, 4, &id));
+    expect_int(id, 3);
+    expect_status(sheaf_sample_best(s, best, 3, &id), SHEAF_E_ARGUMENT);
+    expect_status(sheaf_sample_best(s, (sheaf_best[]){{0, 9}, {100, 9}, {2, 9}, {3, 8}}, 4, &id), SHEAF_E_ARGUMENT);
+    sheaf_sampler_free(s);
+}
+
+Test(sampler, options_that_need_the_whole_row_say_so, .timeout = 30) {
+    static const int32_t id = 5;
+    static const float up = 1, down = -1;
+    sheaf_sampler_options o[9];
+    for (int i = 0; i < 9; i++) o[i] = sheaf_sampler_defaults();
+    o[0].top_k = 0;
+    o[1].repeat_penalty = 0.9f;
+    o[2].frequency_penalty = -1;
+    o[3].presence_penalty = -1;
+    o[4].repeat_penalty = 1.1f, o[4].repeat_last_n = -1;
+    o[5].bias_id = &id, o[5].bias = &up, o[5].n_bias = 1;
+    o[6].top_k = SHEAF_MAX_BEST + 1;
+    o[7].bias_id = &id, o[7].bias = &down, o[7].n_bias = 1; /* this one does not */
+    for (int i = 0; i < 7; i++) expect_int(sheaf_sampler_needs(&o[i], 100000), 0);
+    expect_int(sheaf_sampler_needs(&o[7], 100000), 41);
+    expect_int(sheaf_sampler_needs(&o[8], 100000), 40);
+    expect_int(sheaf_sampler_needs(&o[8], 79), 0); /* half of it is not few */
+    sheaf_sampler *s = make(o[0], 100);
+    int32_t got;
+    expect_status(sheaf_sample_best(s, (sheaf_best[]){{0, 9}}, 1, &got), SHEAF_E_ARGUMENT);
+    sheaf_sampler_free(s);
+}

@@ -109,6 +109,8 @@ static sheaf_tensor *make_add_id(sheaf_arena *a) {
 }
 static sheaf_tensor *make_argsort(sheaf_arena *a) { return sheaf_top_k(a, f32(a, 8, 4, 1), 2); }
 static sheaf_tensor *make_pick(sheaf_arena *a) { return sheaf_pick(a, f32(a, 8, 4, 1), ids_of_experts(a)); }
+/* of 8 elements the best 2 in 2 places */
+static sheaf_tensor *make_best(sheaf_arena *a) { return sheaf_best_of(a, f32(a, 8, 4, 1), 7, 2, 2); }
 static sheaf_tensor *wide(sheaf_arena *a) { return sheaf_new_2d(a, SHEAF_F64, 8, 4); }
 static sheaf_tensor *make_add_wide(sheaf_arena *a) { return sheaf_add(a, wide(a), wide(a)); }
 static sheaf_tensor *make_round(sheaf_arena *a) { return sheaf_round(a, wide(a)); }
@@ -164,6 +166,7 @@ static const struct {
               {"add_id", make_add_id},
               {"argsort", make_argsort},
               {"pick", make_pick},
+              {"best", make_best},
               {"add_wide", make_add_wide},
               {"round", make_round}};
 
