@@ -64,7 +64,7 @@ Test(devices, head_counts_that_do_not_divide_give_the_same_bits, .timeout = 600)
 
 Test(devices, uneven_and_empty_shares_give_the_same_bits, .timeout = 600) {
     static const float shares[][3] = {{3, 1, 1}, {45, 25, 30}, {1, 0, 1}, {0, 1, 0}, {1, 1, 0}};
-    static const char *const names[] = {"h9k3-q8_0", "dense-q4_k", "h12k4-f32", "mixtral-q8_0"};
+    static const char *const names[] = {"h9k3-q8_0", "dense-q4_k", "h12k4-f32", "mixtral-q8_0", "olmoe-q8_0"};
     for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
         rig r;
         uint64_t one[STEPS + 1], many[STEPS + 1];
