@@ -1,7 +1,7 @@
 /* What the engines share: the communicator, a compiled op, and one run of it by one thread of a team.
  *
  * Life of a post: the posting thread fills one of the op's post slots and puts it on the device's
- * queue (comm.c); every thread of the device's team then calls its engine's `run` (through comm.c), which
+ * queue (post.c); every thread of the device's team then calls its engine's `run` (through run.c), which
  * meets the other members through run_meet, and works on its slice.
  *
  * Invariants
@@ -153,6 +153,12 @@ sheaf_status comm_failure(sheaf_comm *c);
 /* "device 3 (cpu/5.3)", or "device 3 (rank 1)" for one of another process. */
 const char *comm_device_name(const sheaf_comm *c, int device, char *buf, size_t n);
 int comm_rank_of(const sheaf_comm *c, int device);
+/* A failure that another rank told: comm_fail without telling it on. */
+void comm_link_failed(void *comm, sheaf_status s);
+/* The queue function of every collective: `post` (comm_post) by thread i of n of a device's team. */
+sheaf_status comm_run_post(void *post, int i, int n, sheaf_queue *q);
+/* Zeroed, and on cache lines of its own, as words that members share must be. NULL: no memory. sheaf_free. */
+void *comm_zeros(size_t bytes);
 
 /* --- reduce.c: what a team does with finished meetings --- */
 

@@ -11,7 +11,7 @@
  *     if (meet_wait(m, target, &pace, timeout_ns) != MEET_DONE) ...
  *
  * A waiter spins, then sleeps, so that more members than cores still progress (tensor/wait.h).
- * Does not know what members are, nor why a meeting broke: comm.c does. Threads: any. */
+ * Does not know what members are, nor why a meeting broke: failure.c does. Threads: any. */
 #ifndef SHEAF_COLLECTIVES_MEET_H
 #define SHEAF_COLLECTIVES_MEET_H
 
