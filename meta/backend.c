@@ -35,8 +35,7 @@ static sheaf_status synchronize(sheaf_backend *base) {
     return first ? sheaf_error_restore(&box) : SHEAF_OK;
 }
 
-/* --- workspaces
- * ------------------------------------------------------------------------------------------------------- */
+/* --- workspaces -------------------------------------------------------------------------------------------- */
 
 static void work_free(meta_backend *b, int i, sheaf_buffer **buffer) {
     if (!*buffer) return;
@@ -89,8 +88,7 @@ static sheaf_status make_room(meta_backend *b, const meta_plan *p) {
     return SHEAF_OK;
 }
 
-/* --- prepare, bind, run
- * -------------------------------------------------------------------------------------------------- */
+/* --- prepare, bind, run ------------------------------------------------------------------------------------ */
 
 /* The layout of what leaves one piece of the scheduler's is known to the next before either has a place. */
 static void announce(const meta_plan *p, const sheaf_graph *g) {
@@ -179,9 +177,7 @@ static sheaf_status run(sheaf_backend *b, sheaf_prepared *p, void *const *addr, 
     return meta_prepared_run((meta_prepared *)p);
 }
 
-/* --- life
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* --- life -------------------------------------------------------------------------------------------------- */
 
 static void backend_free(sheaf_backend *base) {
     meta_backend *b = backend_of(base);

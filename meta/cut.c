@@ -96,8 +96,7 @@ static void find_readers(cutter *c) {
     c->first_node[c->p->n_pieces] = m->n_nodes;
 }
 
-/* --- graphs
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- graphs ------------------------------------------------------------------------------------------------ */
 
 /* A leaf that stands for what is computed elsewhere. A view still says whose bytes it sees: a later write into them
  * must wait for those who read it here. */
@@ -174,8 +173,7 @@ static sheaf_status prepare_piece(cutter *c, int32_t k) {
     return SHEAF_OK;
 }
 
-/* --- the memory graph
- * ---------------------------------------------------------------------------------------------------- */
+/* --- the memory graph -------------------------------------------------------------------------------------- */
 
 /* A stand-in for what a collective writes; its sources are what it reads, so that those live until then. */
 static sheaf_status add_result(cutter *c, int32_t shard, const int32_t *src, int n) {
@@ -295,8 +293,7 @@ static sheaf_status cut_member(meta_plan *p, int i) {
     return s ? sheaf_error_context(s, "%s", p->device->members[i]->name) : SHEAF_OK;
 }
 
-/* --- collectives
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- collectives ------------------------------------------------------------------------------------------- */
 
 /* Pieces of one gathered row: a run is read from its first holder. Elements are bytes where the type has blocks. */
 static sheaf_status gather_desc(meta_plan *p, const plan_item *t, sheaf_comm_desc *d) {
@@ -378,9 +375,7 @@ static sheaf_status describe_collective(meta_plan *p, const plan_item *t, const 
     return SHEAF_OK;
 }
 
-/* --- steps
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* --- steps ------------------------------------------------------------------------------------------------- */
 
 static bool has_work(const meta_plan *p, const plan_piece *piece) {
     for (int i = 0; i < p->n_local; i++) {

@@ -159,8 +159,7 @@ sheaf_status meta_prepared_bind(meta_prepared *x, const sheaf_graph *g) {
     return SHEAF_OK;
 }
 
-/* --- running
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- running ----------------------------------------------------------------------------------------------- */
 
 static sheaf_status run_piece(meta_prepared *x, int32_t k, int parity) {
     const meta_plan *p = x->plan;

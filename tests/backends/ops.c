@@ -749,8 +749,7 @@ Test(ops, tails_of_small_products, .timeout = 300) {
     }
 }
 
-/* --- what no kernel does
- * ---------------------------------------------------------------------------------------------- */
+/* --- what no kernel does ----------------------------------------------------------------------------------- */
 
 static sheaf_tensor *i8_scale(sheaf_arena *a) {
     sheaf_tensor *t = sheaf_scale(a, sheaf_new_1d(a, SHEAF_F32, 8), 1, 0);

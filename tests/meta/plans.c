@@ -220,8 +220,7 @@ static void print_plan(notation *t, house *h, FILE *out) {
     sheaf_prepared_free(h->backend, prepared);
 }
 
-/* --- fixtures
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- fixtures ---------------------------------------------------------------------------------------------- */
 
 /* Reads the graph part of the fixture; the text of that part goes to `out` as it is. */
 static void read_graph(FILE *f, notation *t, FILE *out) {
