@@ -56,7 +56,7 @@ static void fuse_add(meta_plan *p, int32_t at) {
     if (side < 0) return;
     int32_t other = add->src[!side];
     const sheaf_tensor *node = &p->slots[add->node];
-    bool fits = other != m && p->values[other].layout.kind == SHEAF_MIRRORED && made_before(p, other, at) &&
+    bool fits = p->values[other].layout.kind == SHEAF_MIRRORED && made_before(p, other, at) &&
                 sheaf_same_shape(&p->slots[p->values[other].slot], node) &&
                 sheaf_same_shape(&p->slots[p->values[m].slot], node) &&
                 sheaf_is_contiguous(&p->slots[p->values[other].slot]);
