@@ -1,7 +1,7 @@
 /* The feed-forward of a mixture of experts.
  *
  *     logits  = router x                                  {experts, n}      mirrored
- *     ids     = the `used` best of gating(logits)         {used, n}
+ *     ids     = the `used` best of gating(logits)         {used, n}         some models: of the best groups alone
  *     weights = gating(logits) at ids, normed and scaled  {used, n}
  *     h       = act(gate[ids] x) * up[ids] x * weights    {ff, used, n}     cut by columns of every expert
  *     y       = sum over used of down[ids] h              {n_embd, n}       addends, unrounded
@@ -27,13 +27,44 @@ static sheaf_tensor *gated(graph_build *b, sheaf_tensor *logits) {
     return logits;
 }
 
+/* The `k` largest of each column of x {n, columns}, largest first, and where they are. */
+static sheaf_tensor *largest(graph_build *b, sheaf_tensor *x, int64_t k) {
+    return sheaf_pick(b->arena, x, sheaf_top_k(b->arena, x, k));
+}
+
+/* Experts of the `n_group_used` best groups only: the scores of others become so low that none of them is chosen. A
+ * group is as good as its best expert (DeepSeek V2), or as the sum of its two best (V3, whose scores are sigmoids).
+ *
+ *     groups = sum of the best of each     {n_group, n}
+ *     least  = the last group's to be used {1, n}
+ *     scores - 1e30 * max(least - groups, 0)     which is nothing where a group is used
+ *
+ * A difference of two scores is 0 or at least 1e-8 of them, so 1e30 times it is more than any score. */
+static sheaf_tensor *within_groups(graph_build *b, sheaf_tensor *scores) {
+    const sheaf_hparams *h = b->hp;
+    sheaf_arena *a = b->arena;
+    if (!scores || h->n_group == 1) return scores;
+    int64_t n = scores->ne[1], each = h->n_expert / h->n_group, last = h->n_group_used - 1;
+    sheaf_tensor *groups = sheaf_reshape_2d(a, scores, each, h->n_group * n);
+    groups = largest(b, groups, h->expert_gating == SHEAF_GATING_SIGMOID ? 2 : 1);
+    groups = sheaf_reshape_2d(a, sheaf_sum_rows(a, groups), h->n_group, n);
+    sheaf_tensor *used = largest(b, groups, h->n_group_used);
+    if (!used) return NULL;
+    sheaf_tensor *least = sheaf_view_2d(a, used, 1, n, used->nb[1], (size_t)last * used->nb[0]);
+    sheaf_tensor *short_of = sheaf_unary_op(a, sheaf_scale(a, sheaf_sub(a, groups, least), -1.0f, 0), SHEAF_UNARY_RELU);
+    short_of = sheaf_reshape_3d(a, sheaf_scale(a, short_of, -1e30f, 0), 1, h->n_group, n);
+    scores = sheaf_add(a, sheaf_reshape_3d(a, scores, each, h->n_group, n), short_of);
+    return sheaf_reshape_2d(a, scores, h->n_expert, n);
+}
+
 static choice choose(graph_build *b, int il, sheaf_tensor *x) {
     const sheaf_hparams *h = b->hp;
     sheaf_arena *a = b->arena;
     sheaf_tensor *logits = layer_named(layer_matmul(b, il, W_ROUTER, W_ROUTER_BIAS, x), "ffn_moe_logits", il);
     sheaf_tensor *probs = layer_named(gated(b, logits), "ffn_moe_probs", il);
     sheaf_tensor *bias = layer_weight(b, il, W_CHOICE_BIAS); /* of the choice only, not of the weights */
-    sheaf_tensor *ids = sheaf_top_k(a, bias ? sheaf_add(a, probs, bias) : probs, h->n_expert_used);
+    sheaf_tensor *scores = within_groups(b, bias ? sheaf_add(a, probs, bias) : probs);
+    sheaf_tensor *ids = sheaf_top_k(a, scores, h->n_expert_used);
     ids = layer_named(ids, "ffn_moe_topk", il);
     sheaf_tensor *w = sheaf_pick(a, probs, ids);
     if (h->expert_gating == SHEAF_GATING_SOFT_MAX_CHOSEN) w = sheaf_soft_max(a, w, NULL, 1.0f, 0);

@@ -291,22 +291,40 @@ static sheaf_status scales(sheaf_model *m) {
 static sheaf_status gating(sheaf_model *m) {
     sheaf_hparams *h = &m->hp;
     const model_experts *e = &m->arch->experts;
-    int32_t kind = 0, groups = 1;
+    int32_t kind = 0;
     char key[KEY_BYTES];
     bool norm = e->norm;
     h->expert_scale = 1.0f;
     sheaf_status s = integer(m, "expert_gating_func", 0, SHEAF_GATING_SOFT_MAX_CHOSEN, 0, &kind);
     if (!s) s = model_key_f32(m, "expert_weights_scale", &h->expert_scale);
-    if (!s) s = integer(m, "expert_group_count", 0, MAX_LENGTH, 1, &groups);
     if (s) return s;
     s = sheaf_gguf_get_bool(m->gguf, full_key(m, "expert_weights_norm", key), &norm);
     if (s && s != SHEAF_E_NOT_FOUND) return s;
-    if (groups > 1)
-        return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: experts in %d groups (%s) are not supported", m->path, groups,
-                          full_key(m, "expert_group_count", key));
     h->expert_gating = kind ? (sheaf_gating)kind : e->gating;
     h->expert_norm = norm;
     if (h->expert_scale == 0) h->expert_scale = 1.0f; /* files say 0 for none */
+    return SHEAF_OK;
+}
+
+/* Groups that experts are chosen from. */
+static sheaf_status expert_groups(sheaf_model *m) {
+    sheaf_hparams *h = &m->hp;
+    char key[KEY_BYTES];
+    h->n_group_used = 1;
+    sheaf_status s = integer(m, "expert_group_count", 0, MAX_LENGTH, 1, &h->n_group);
+    if (!s && h->n_group > 1) s = integer(m, "expert_group_used_count", 1, h->n_group, -1, &h->n_group_used);
+    if (s || h->n_group <= 1) {
+        h->n_group = 1; /* files say 0 for none */
+        return s;
+    }
+    full_key(m, "expert_group_count", key);
+    int32_t each = h->n_expert / h->n_group;
+    if (h->n_expert % h->n_group || (int64_t)each * h->n_group_used < h->n_expert_used)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: %d experts in %d groups (%s), %d of %d groups", m->path, h->n_expert,
+                          h->n_group, key, h->n_expert_used, h->n_group_used);
+    if (h->expert_gating == SHEAF_GATING_SOFT_MAX_CHOSEN || (h->expert_gating == SHEAF_GATING_SIGMOID && each < 2))
+        return sheaf_fail(SHEAF_E_UNSUPPORTED, "%s: groups of %d experts (%s) with gating %d", m->path, each, key,
+                          (int)h->expert_gating);
     return SHEAF_OK;
 }
 
@@ -334,7 +352,8 @@ static sheaf_status experts(sheaf_model *m) {
         return sheaf_fail(SHEAF_E_FORMAT, "%s: %d shared experts of %d", m->path, shared,
                           h->layer[h->n_layer - 1].n_ff_exp);
     h->n_ff_shared = shared * h->layer[h->n_layer - 1].n_ff_exp;
-    return gating(m);
+    s = gating(m);
+    return s ? s : expert_groups(m);
 }
 
 /* GGUF's general.file_type numbers. */

@@ -82,6 +82,7 @@ typedef struct sheaf_hparams {
     int32_t n_vocab, n_ctx_train, n_embd, n_layer, head_k, head_v;
     const sheaf_layer_hparams *layer; /* [n_layer], the model's */
     int32_t n_expert, n_expert_used;  /* 0: no layer has experts */
+    int32_t n_group, n_group_used;    /* a token's experts are of its best groups; 1, 1: of any */
     int32_t n_ff_shared;              /* width of the experts that all tokens share, together; 0: none */
     sheaf_gating expert_gating;
     int32_t n_lora_q, n_lora_kv; /* latent attention: widths of what queries, keys and values are made from; 0: not */

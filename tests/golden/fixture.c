@@ -127,6 +127,11 @@ static void kv_u32(writer *w, const char *name, int v) {
     put_int(w, (uint32_t)v, 4);
 }
 
+static void kv_bool(writer *w, const char *name, int v) {
+    key(w, name, KV_BOOL);
+    put_int(w, (uint64_t)v, 1);
+}
+
 static void kv_f32(writer *w, const char *name, float v) {
     key(w, name, KV_F32);
     put_f32(w, v);
@@ -209,6 +214,8 @@ typedef struct family {
         int n, used, shared, dense; /* experts, of a token, that all share, leading layers without */
         int own_width;              /* the file says their width; dense layers are twice as wide */
         int gating, norm;           /* GGUF's number, if the file says it */
+        int groups, groups_used;    /* experts are chosen from the best groups */
+        int choice_bias;            /* of the choice alone */
         float scale;
         int biases; /* of the router, of every expert; sinks in attention, its norm is called otherwise */
     } experts;
@@ -231,6 +238,12 @@ static const family families[] = {
      .experts = {6, 2, .own_width = 1, .biases = 1}},
     {"deepseek2", BEFORE, NO_QK_NORM, BIAS_QKV, .freq_base = 1e4f, .latent = 1,
      .experts = {6, 2, .shared = 2, .dense = 1, .own_width = 1, .gating = 1, .scale = 1.5f}},
+    {"deepseek2-group", BEFORE, NO_QK_NORM, BIAS_QKV, .freq_base = 1e4f, .latent = 1, .arch = "deepseek2",
+     .experts = {12, 3, .shared = 1, .dense = 1, .own_width = 1, .gating = 1, .groups = 4, .groups_used = 2,
+                 .scale = 1.5f}},
+    {"deepseek3", BEFORE, NO_QK_NORM, BIAS_QKV, .freq_base = 1e4f, .latent = 1, .arch = "deepseek2",
+     .experts = {16, 4, .shared = 1, .dense = 1, .own_width = 1, .gating = 2, .norm = 1, .groups = 4, .groups_used = 2,
+                 .choice_bias = 1, .scale = 2.5f}},
 };
 
 static const family *family_named(const char *name) {
@@ -282,6 +295,9 @@ static void expert_keys(writer *w, const fixture_case *c, const family *f) {
     if (f->experts.shared) family_u32(w, c, "expert_shared_count", f->experts.shared);
     if (f->experts.dense) family_u32(w, c, "leading_dense_block_count", f->experts.dense);
     if (f->experts.gating) family_u32(w, c, "expert_gating_func", f->experts.gating);
+    if (f->experts.norm) kv_bool(w, prefixed(c, "expert_weights_norm"), 1);
+    if (f->experts.groups) family_u32(w, c, "expert_group_count", f->experts.groups);
+    if (f->experts.groups) family_u32(w, c, "expert_group_used_count", f->experts.groups_used);
     if (f->experts.scale > 0) family_f32(w, c, "expert_weights_scale", f->experts.scale);
 }
 
@@ -417,6 +433,7 @@ static tensor *layer_tensors(const fixture_case *c, int layer, tensor *t) {
     };
     t = layer_norms(c, f, layer, t);
     if (f->experts.biases) add(t++, BIAS, layer, "attn_sinks.weight", c->heads, 0);
+    if (n && f->experts.choice_bias) add(t++, BIAS, layer, "exp_probs_b.bias", n, 0);
     for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) t = add_matrix(t, layer, &matrices[i]);
     return t;
 }

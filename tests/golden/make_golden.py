@@ -180,6 +180,47 @@ def deepseek2(c: dict):
         n_group=1,
         topk_group=1,
         norm_topk_prob=False,
+        **latents(c),
+    )
+
+
+def deepseek2_group(c: dict):
+    """Experts from the groups with the best of them."""
+    return tf.DeepseekV2ForCausalLM, tf.DeepseekV2Config(
+        **common(c) | dict(intermediate_size=2 * c["ff"], head_dim=c["head_size"] // 2, num_key_value_heads=c["heads"]),
+        moe_intermediate_size=c["ff"],
+        n_routed_experts=12,
+        num_experts_per_tok=3,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.5,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        **latents(c),
+    )
+
+
+def deepseek3(c: dict):
+    """Sigmoids, a bias of the choice, experts from the groups whose two best are best."""
+    return tf.DeepseekV3ForCausalLM, tf.DeepseekV3Config(
+        **common(c) | dict(intermediate_size=2 * c["ff"], head_dim=c["head_size"] // 2, num_key_value_heads=c["heads"]),
+        moe_intermediate_size=c["ff"],
+        n_routed_experts=16,
+        num_experts_per_tok=4,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        routed_scaling_factor=2.5,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        **latents(c),
+    )
+
+
+def latents(c: dict) -> dict:
+    return dict(
         q_lora_rank=c["width"] // 2,
         kv_lora_rank=c["width"] // 2,
         qk_nope_head_dim=c["head_size"],
@@ -190,7 +231,8 @@ def deepseek2(c: dict):
 
 FAMILIES = {
     f.__name__.replace("_", "-"): f
-    for f in (llama, qwen2, qwen3, gemma2, gemma3, olmo2, phi3, gpt2, mixtral, qwen3moe, olmoe, gpt_oss, deepseek2)
+    for f in (llama, qwen2, qwen3, gemma2, gemma3, olmo2, phi3, gpt2, mixtral, qwen3moe, olmoe, gpt_oss,
+              deepseek2, deepseek2_group, deepseek3)
 }
 
 NAMES = {
@@ -276,6 +318,8 @@ def joined(c: dict, state: dict) -> dict:
             out[f"{prefix}self_attn.kv_b_proj.weight"] = both.reshape(-1, both.shape[2])
         if (sinks := part("attn_sinks.weight")) is not None:
             out[f"{prefix}self_attn.sinks"] = sinks
+        if (bias := part("exp_probs_b.bias")) is not None:
+            out[f"{prefix}mlp.gate.e_score_correction_bias"] = bias
         for suffix, end in (("weight", ""), ("bias", "_bias")):
             gate, up, down = (part(f"ffn_{n}_exps.{suffix}") for n in ("gate", "up", "down"))
             if gate is None:
@@ -311,7 +355,7 @@ def load(path: pathlib.Path, c: dict):
             continue  # transformers computes its own from the config; that they agree is part of the test
         data = converted(c, name, gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32))
         prefix = f"{layers}.{layer[1]}." if layer else ""
-        if name.endswith("_exps") or name in ("attn_k_b", "attn_v_b", "attn_sinks"):
+        if name.endswith("_exps") or name in ("attn_k_b", "attn_v_b", "attn_sinks", "exp_probs_b"):
             parts[f"{prefix}|{name}.{suffix}"] = data
             continue
         state[f"{prefix}{names[name]}.{suffix}"] = torch.from_numpy(data.copy())

@@ -333,6 +333,48 @@ Test(model_load, mapped_and_read_give_the_same_bits, .timeout = 300) {
               (unsigned long long)hash[1]);
 }
 
+/* Sets an integer key of a file to another value. */
+static void set_key(const char *path, const char *key, uint32_t value) {
+    static char bytes[64 << 10]; /* keys come first */
+    FILE *f = fopen(path, "r+b");
+    cr_assert_not_null(f);
+    size_t n = fread(bytes, 1, sizeof bytes, f);
+    char *at = memmem(bytes, n, key, strlen(key));
+    cr_assert(at != NULL, "no %s in %zu bytes", key, n);
+    fseek(f, at - bytes + (long)strlen(key) + 4, SEEK_SET); /* the key, its type, the value */
+    cr_assert(fwrite(&value, 4, 1, f) == 1 && fclose(f) == 0);
+}
+
+/* 16 experts, 4 of a token, in 2 of 4 groups; sigmoids. */
+Test(model_load, groups_of_experts_that_cannot_be_are_named, .timeout = 300) {
+    static const char count[] = "deepseek2.expert_group_count", used[] = "deepseek2.expert_group_used_count";
+    static const struct {
+        const char *key;
+        uint32_t value;
+        sheaf_status status;
+        const char *says;
+    } cases[] = {
+        {count, 3, SHEAF_E_FORMAT, "16 experts in 3 groups"},
+        {count, 32, SHEAF_E_FORMAT, "16 experts in 32 groups"},
+        {count, 16, SHEAF_E_FORMAT, "16 experts in 16 groups"}, /* two of these are two experts */
+        {used, 0, SHEAF_E_FORMAT, "expert_group_used_count"},
+        {used, 5, SHEAF_E_FORMAT, "expert_group_used_count"},
+        {"deepseek2.expert_used_count", 9, SHEAF_E_FORMAT, "9 of 2 groups"},
+        {"deepseek2.expert_used_count", 8, SHEAF_OK, NULL},
+        {"deepseek2.expert_gating_func", 3, SHEAF_E_UNSUPPORTED, "groups of 4 experts"},
+        {count, 0, SHEAF_OK, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rig r;
+        rig_file(&r, "deepseek3-f32");
+        set_key(r.path, cases[i].key, cases[i].value);
+        rig_devices(&r, "cpu");
+        expect_status(sheaf_model_load(r.path, &r.options, &r.model), cases[i].status);
+        if (cases[i].says) expect_error(cases[i].says);
+        rig_end(&r);
+    }
+}
+
 static sheaf_status load_again(void *ctx) {
     rig *r = ctx;
     sheaf_context_options o = sheaf_context_defaults();
