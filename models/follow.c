@@ -94,9 +94,44 @@ static sheaf_status obey(sheaf_context *c, bool *end) {
         return SHEAF_OK;
     case FOLLOW_CLEAR: context_kv_clear(c); return SHEAF_OK;
     case FOLLOW_LOGITS: return outputs_fetch(c) == SHEAF_E_PEER ? SHEAF_E_PEER : SHEAF_OK;
+    case FOLLOW_SAVE: return state_follow_save(c) == SHEAF_E_PEER ? SHEAF_E_PEER : SHEAF_OK;
+    case FOLLOW_RESTORE: return state_follow_restore(c) == SHEAF_E_PEER ? SHEAF_E_PEER : SHEAF_OK;
     case FOLLOW_END: *end = true; return SHEAF_OK;
     }
     return sheaf_fail(SHEAF_E_PEER, "rank 0 sent an unknown message (%d)", m.op);
+}
+
+/* This process's parts, zeros elsewhere. */
+static sheaf_status get_own_parts(const sheaf_context *c, const sheaf_tensor *t, size_t offset, size_t n, char *out) {
+    const sheaf_layout *l = sheaf_meta_layout(t);
+    sheaf_status s = SHEAF_OK;
+    memset(out, 0, n);
+    for (int i = 0; l && i < c->model->n_members; i++) {
+        sheaf_pieces w;
+        sheaf_piece p;
+        sheaf_pieces_begin(&w, l, sheaf_meta_first(c->model->device) + i, t->type, t->ne, offset, n);
+        while (!s && sheaf_pieces_next(&w, &p))
+            s = sheaf_tensor_get(sheaf_meta_shard(t, i), out + (p.global - offset), p.local, p.bytes);
+    }
+    return l ? s : sheaf_fail(SHEAF_E_INTERNAL, "%s: it lies on no meta device", t->name);
+}
+
+/* Where several ranks hold a byte they hold the same, and the others zero. */
+sheaf_status follow_gather(sheaf_context *c, const sheaf_tensor *t, size_t offset, size_t n, void *out) {
+    int size = world_size(c);
+    size_t bytes;
+    if (size < 2) return sheaf_tensor_get(t, out, offset, n);
+    uint8_t *all = sheaf_mul_overflow((size_t)size, n, &bytes) ? NULL : sheaf_malloc(bytes), *to = out;
+    sheaf_status s = all ? SHEAF_OK : sheaf_fail(SHEAF_E_NO_MEMORY, "%s: no memory to gather %zu bytes", t->name, n);
+    if (!s) s = get_own_parts(c, t, offset, n, out);
+    s = follow_agree(c->model->world, s);
+    if (!s) s = sheaf_world_allgather(c->model->world, out, n, all);
+    for (size_t i = 0; !s && i < n; i++) {
+        to[i] = 0;
+        for (int r = 0; r < size; r++) to[i] |= all[(size_t)r * n + i];
+    }
+    sheaf_free(all);
+    return s;
 }
 
 sheaf_status sheaf_follow(sheaf_context *c) {

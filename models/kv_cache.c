@@ -112,6 +112,20 @@ int32_t kv_cells_next_without(const kv_cells *k, int32_t seq, int32_t p0, int32_
     return next;
 }
 
+void kv_cells_load(kv_cells *k, const int32_t *pairs, int32_t n) {
+    kv_cells_clear(k);
+    for (int32_t i = 0; i < n; i++) {
+        int32_t seq = pairs[2 * i], pos = pairs[2 * i + 1];
+        if (seq < 0) continue;
+        k->seq[i] = seq;
+        k->pos[i] = pos;
+        k->used++;
+        k->count[seq]++;
+        k->high = i + 1;
+        if (pos >= k->next[seq]) k->next[seq] = pos + 1;
+    }
+}
+
 void kv_cells_mask(const kv_cells *k, int32_t seq, int32_t pos, int32_t window, int32_t n_kv, uint16_t *row) {
     enum { SEEN = 0x0000, HIDDEN = 0xfc00 }; /* 0 and -inf as f16 */
     int32_t first = window > 0 && window <= pos ? pos - window + 1 : 0;

@@ -187,6 +187,23 @@ SHEAF_API sheaf_status sheaf_kv_clear(sheaf_context *c); /* fails only under mpi
  * SHEAF_E_RANGE, and nothing is removed. All of a sequence can always go. */
 SHEAF_API sheaf_status sheaf_kv_remove(sheaf_context *c, int32_t seq, int32_t p0, int32_t p1);
 
+/* A context's state: what its KV cache holds, where, and of which sequence. Saved on any number of devices it is
+ * restored on any other, and a context of the same options goes on with the same bits as if it had never stopped.
+ * Logits are no part of it. A *note* is bytes that the caller wants back with it (the tokens, a sampler's state); NULL:
+ * none.
+ *
+ * The file is checked whole before anything of the context changes: SHEAF_E_FORMAT, with what is wrong and at which
+ * byte, for one that is short, altered, of another version, model, cache type or byte order; SHEAF_E_RANGE where the
+ * context is too small for it. It appears under its name only when it is whole. Where devices fail while they are being
+ * written, the context is empty. Not while a decode runs; under mpirun rank 0 calls these, and its file counts. */
+SHEAF_API sheaf_status sheaf_state_size(const sheaf_context *c, size_t note_bytes, size_t *out);
+SHEAF_API sheaf_status sheaf_state_save(sheaf_context *c, const char *path, const void *note, size_t note_bytes);
+/* *note: the caller's, by sheaf_free; NULL for an empty one. `note` itself may be NULL: not wanted. */
+SHEAF_API sheaf_status sheaf_state_restore(sheaf_context *c, const char *path, void **note, size_t *note_bytes);
+/* The same to and from memory; `size` as sheaf_state_size says, or more. */
+SHEAF_API sheaf_status sheaf_state_get(sheaf_context *c, const void *note, size_t note_bytes, void *dst, size_t size);
+SHEAF_API sheaf_status sheaf_state_set(sheaf_context *c, const void *src, size_t size, void **note, size_t *note_bytes);
+
 typedef struct sheaf_memory_row {
     char device[32];
     size_t weight_bytes, kv_bytes, compute_bytes, staging_bytes, mirrored_bytes;
@@ -239,6 +256,12 @@ SHEAF_API int32_t sheaf_sampler_needs(const sheaf_sampler_options *o, int32_t n_
 SHEAF_API sheaf_status sheaf_sample_best(sheaf_sampler *s, const sheaf_best *best, int32_t n, int32_t *id);
 SHEAF_API void sheaf_sampler_accept(sheaf_sampler *s, int32_t id); /* prompt tokens, for penalties */
 SHEAF_API void sheaf_sampler_reset(sheaf_sampler *s);
+/* What a sampler would draw next: its random numbers and the tokens that penalties count, as bytes for a note. Set on a
+ * sampler of the same options; SHEAF_E_FORMAT for bytes that are none of a sampler with this memory and vocabulary, and
+ * then nothing has changed. */
+SHEAF_API size_t sheaf_sampler_state_size(const sheaf_sampler *s);
+SHEAF_API void sheaf_sampler_state_get(const sheaf_sampler *s, void *dst); /* sheaf_sampler_state_size bytes */
+SHEAF_API sheaf_status sheaf_sampler_state_set(sheaf_sampler *s, const void *src, size_t size);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,8 @@
  *   graph_inputs.c  what a graph is fed with: tokens, positions, mask, ids
  *   context.c       decode: micro-batches, graph reuse
  *   outputs.c       what a decode brings out: rows of logits, or the best of each
+ *   state.c         a context's state as bytes: what is saved and restored
+ *   state_file.c    where these bytes go to and come from, and the checks of a header
  *   follow.c        rank 0's batches, told to the other ranks
  *   split_report.c  what lies where, in bytes
  *
@@ -351,6 +353,8 @@ void kv_cells_settle(kv_cells *k, int32_t seq);
 void kv_cells_remove(kv_cells *k, int32_t seq, int32_t p0, int32_t p1);
 /* Where a sequence would go on without them; nothing changes. */
 int32_t kv_cells_next_without(const kv_cells *k, int32_t seq, int32_t p0, int32_t p1);
+/* Takes over n cells as (seq, pos) pairs, seq -1 for a free one; they have been checked. */
+void kv_cells_load(kv_cells *k, const int32_t *pairs, int32_t n);
 /* One row of the mask: what a token at (seq, pos) may see of cells [0, n_kv): positions up to its own, with a
  * `window` the last so many of them (0: all). */
 void kv_cells_mask(const kv_cells *k, int32_t seq, int32_t pos, int32_t window, int32_t n_kv, uint16_t *row);
@@ -428,10 +432,23 @@ sheaf_status outputs_take(sheaf_context *c, int32_t rows);
 sheaf_status outputs_fetch(sheaf_context *c);
 
 /* What rank 0 does, told to the others; nothing when this process is alone. */
-typedef enum follow_op { FOLLOW_DECODE, FOLLOW_REMOVE, FOLLOW_CLEAR, FOLLOW_LOGITS, FOLLOW_END } follow_op;
+typedef enum follow_op {
+    FOLLOW_DECODE,
+    FOLLOW_REMOVE,
+    FOLLOW_CLEAR,
+    FOLLOW_LOGITS,
+    FOLLOW_SAVE,
+    FOLLOW_RESTORE,
+    FOLLOW_END
+} follow_op;
 bool follow_leads(const sheaf_context *c); /* rank 0 of several */
 sheaf_status follow_send_batch(sheaf_context *c);
 sheaf_status follow_send(sheaf_context *c, follow_op op, int32_t a, int32_t b, int32_t d);
+/* Bytes [offset, +n) of a tensor of which this process may have only a part: every rank gets them. Collective. */
+sheaf_status follow_gather(sheaf_context *c, const sheaf_tensor *t, size_t offset, size_t n, void *out);
+/* What a rank that follows does of a save and of a restore. */
+sheaf_status state_follow_save(sheaf_context *c);
+sheaf_status state_follow_restore(sheaf_context *c);
 /* All ranks learn whether every one of them succeeded: a failure anywhere is a failure everywhere. */
 sheaf_status follow_agree(sheaf_world *w, sheaf_status mine);
 

@@ -133,62 +133,12 @@ sheaf_status outputs_take(sheaf_context *c, int32_t rows) {
 
 /* --- whole rows on demand ----------------------------------------------------------------------------------- */
 
-/* This process's parts of a row, zeros elsewhere. */
-static sheaf_status get_own_parts(const sheaf_context *c, size_t offset, float *out) {
-    const sheaf_tensor *t = c->logits_node;
-    const sheaf_layout *l = sheaf_meta_layout(t);
-    sheaf_status s = SHEAF_OK;
-    memset(out, 0, row_bytes(c));
-    for (int i = 0; i < c->model->n_members; i++) {
-        sheaf_pieces w;
-        sheaf_piece p;
-        sheaf_pieces_begin(&w, l, sheaf_meta_first(c->model->device) + i, t->type, t->ne, offset, row_bytes(c));
-        while (!s && sheaf_pieces_next(&w, &p))
-            s = sheaf_tensor_get(sheaf_meta_shard(t, i), (char *)out + (p.global - offset), p.local, p.bytes);
-    }
-    return s;
-}
-
-/* One row over all ranks: where several hold an element they hold the same bits, and the others zeros. */
-static sheaf_status exchange_row(sheaf_context *c, size_t offset, float *out, uint32_t *all) {
-    int size = sheaf_world_size(c->model->world);
-    size_t n = (size_t)c->model->hp.n_vocab;
-    sheaf_status s = follow_agree(c->model->world, get_own_parts(c, offset, out));
-    if (!s) s = sheaf_world_allgather(c->model->world, out, row_bytes(c), all);
-    if (s) return s;
-    memset(out, 0, row_bytes(c));
-    for (int r = 0; r < size; r++)
-        for (size_t i = 0; i < n; i++) {
-            uint32_t bits;
-            memcpy(&bits, &out[i], sizeof bits);
-            bits |= all[(size_t)r * n + i];
-            memcpy(&out[i], &bits, sizeof bits);
-        }
-    return SHEAF_OK;
-}
-
-static sheaf_status exchange_rows(sheaf_context *c) {
-    size_t ranks = (size_t)sheaf_world_size(c->model->world);
-    uint32_t *all = sheaf_malloc(ranks * row_bytes(c));
-    sheaf_status s =
-        all ? SHEAF_OK : sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a row of logits of %zu ranks", ranks);
-    s = follow_agree(c->model->world, s);
-    for (int32_t r = 0; r < c->out.last && !s; r++)
-        s = exchange_row(c, (size_t)r * row_bytes(c), c->out.logits + (size_t)r * (size_t)c->model->hp.n_vocab, all);
-    sheaf_free(all);
-    return s;
-}
-
 sheaf_status outputs_fetch(sheaf_context *c) {
     decode_outputs *o = &c->out;
-    bool several = c->model->world && sheaf_world_size(c->model->world) > 1;
     if (o->last < 1) return sheaf_fail(SHEAF_E_RANGE, "no row of logits was wanted of the last micro-batch");
     sheaf_status s = follow_agree(c->model->world, outputs_reserve(c, o->last, false));
     if (s) return s;
-    if (several)
-        s = exchange_rows(c);
-    else
-        s = sheaf_tensor_get(c->logits_node, o->logits, 0, (size_t)o->last * row_bytes(c));
+    s = follow_gather(c, c->logits_node, 0, (size_t)o->last * row_bytes(c), o->logits);
     if (!s) o->whole_from = o->n - o->last;
     return s;
 }

@@ -186,6 +186,67 @@ void sheaf_sampler_accept(sheaf_sampler *s, int32_t id) {
     remember(s, id);
 }
 
+/* --- as bytes ------------------------------------------------------------------------------------------- */
+
+/* rng, then n ids with a count each: the ring from its oldest on (counts 1), or what was seen. */
+typedef struct saved_sampler {
+    uint64_t rng[4];
+    int32_t repeat_last_n, n;
+} saved_sampler;
+
+static int32_t n_saved(const sheaf_sampler *s) { return s->ring ? s->ring_n : s->n_seen; }
+
+size_t sheaf_sampler_state_size(const sheaf_sampler *s) {
+    return sizeof(saved_sampler) + (size_t)n_saved(s) * 2 * sizeof(int32_t);
+}
+
+void sheaf_sampler_state_get(const sheaf_sampler *s, void *dst) {
+    saved_sampler h = {.repeat_last_n = s->o.repeat_last_n, .n = n_saved(s)};
+    char *to = dst;
+    memcpy(h.rng, s->rng, sizeof h.rng);
+    memcpy(to, &h, sizeof h);
+    for (int32_t i = 0; i < h.n; i++) {
+        int32_t oldest = s->ring && s->ring_n == s->o.repeat_last_n ? s->ring_at : 0;
+        int32_t id = s->ring ? s->ring[(oldest + i) % s->o.repeat_last_n] : s->seen[i];
+        int32_t pair[2] = {id, s->ring ? 1 : s->count[id]};
+        memcpy(to + sizeof h + (size_t)i * sizeof pair, pair, sizeof pair);
+    }
+}
+
+static sheaf_status check_saved(const sheaf_sampler *s, const saved_sampler *h, const char *pairs, size_t bytes) {
+    if (h->repeat_last_n != s->o.repeat_last_n)
+        return sheaf_fail(SHEAF_E_FORMAT, "state of a sampler: it remembers %d tokens, this one %d", h->repeat_last_n,
+                          s->o.repeat_last_n);
+    int32_t most = s->ring ? s->o.repeat_last_n : s->n_vocab;
+    if (h->n < 0 || h->n > most || bytes != (size_t)h->n * 2 * sizeof(int32_t))
+        return sheaf_fail(SHEAF_E_FORMAT, "state of a sampler: %d tokens in %zu bytes", h->n, bytes);
+    for (int32_t i = 0; i < h->n; i++) {
+        int32_t pair[2];
+        memcpy(pair, pairs + (size_t)i * sizeof pair, sizeof pair);
+        if (pair[0] < 0 || pair[0] >= s->n_vocab || pair[1] < 1 || (s->ring && pair[1] != 1))
+            return sheaf_fail(SHEAF_E_FORMAT, "state of a sampler: token %d, %d times", pair[0], pair[1]);
+    }
+    return SHEAF_OK;
+}
+
+sheaf_status sheaf_sampler_state_set(sheaf_sampler *s, const void *src, size_t size) {
+    saved_sampler h;
+    const char *pairs = (const char *)src + sizeof h;
+    if (size < sizeof h) return sheaf_fail(SHEAF_E_FORMAT, "state of a sampler: %zu bytes", size);
+    memcpy(&h, src, sizeof h);
+    sheaf_status status = check_saved(s, &h, pairs, size - sizeof h);
+    if (status) return status;
+    sheaf_sampler_reset(s);
+    for (int32_t i = 0; i < h.n; i++) {
+        int32_t pair[2];
+        memcpy(pair, pairs + (size_t)i * sizeof pair, sizeof pair);
+        sheaf_sampler_accept(s, pair[0]);
+        if (!s->ring) s->count[pair[0]] = pair[1];
+    }
+    memcpy(s->rng, h.rng, sizeof h.rng);
+    return SHEAF_OK;
+}
+
 /* --- logits to candidates ------------------------------------------------------------------------------ */
 
 /* No NaN survives: it counts as impossible, also where a bias forbids an infinite logit. */

@@ -1,4 +1,4 @@
-/* A file that appears under its name only when it is whole. Private to the GGUF writer. */
+/* A file that appears under its name only when it is whole: the GGUF writer's, and that of saved states. */
 #ifndef SHEAF_TENSOR_GGUF_OUTPUT_H
 #define SHEAF_TENSOR_GGUF_OUTPUT_H
 

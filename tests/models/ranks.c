@@ -31,6 +31,30 @@ static sheaf_status lead_best(sheaf_context *c, int32_t id, uint64_t *hash) {
     return s;
 }
 
+/* A state is the same bytes from any number of ranks, and after it came back the next token is the same. */
+static sheaf_status lead_state(sheaf_context *c, int32_t id, uint64_t *hash) {
+    size_t n = 0, got = 0;
+    void *note = NULL;
+    sheaf_status s = sheaf_state_size(c, 4, &n);
+    uint8_t *bytes = s ? NULL : malloc(n);
+    if (!s) s = sheaf_state_get(c, "note", 4, bytes, n);
+    for (size_t i = 0; i < n && !s; i++) *hash = (*hash ^ bytes[i]) * 0x100000001b3u;
+    if (!s) s = sheaf_decode(c, &(sheaf_batch){.n = 1, .token = &id});
+    uint64_t before = s ? 0 : sheaf_logits_hash(c, 0);
+    if (!s) s = sheaf_kv_clear(c);
+    if (!s) s = sheaf_state_set(c, bytes, n, &note, &got);
+    if (!s && (got != 4 || memcmp(note, "note", 4))) s = sheaf_fail(SHEAF_E_INTERNAL, "a note of %zu bytes", got);
+    if (!s) s = sheaf_decode(c, &(sheaf_batch){.n = 1, .token = &id});
+    if (!s && sheaf_logits_hash(c, 0) != before) s = sheaf_fail(SHEAF_E_INTERNAL, "other logits after a restore");
+    sheaf_free(note);
+    bytes[n - 1] ^= 1; /* refused on rank 0 alone: the others hear nothing of it */
+    if (!s && sheaf_state_set(c, bytes, n, NULL, NULL) != SHEAF_E_FORMAT)
+        s = sheaf_fail(SHEAF_E_INTERNAL, "an altered state was taken");
+    free(bytes);
+    *hash += before;
+    return s;
+}
+
 /* What rank 0 does: a prompt in micro-batches, a batch that is refused, a removal, tokens one by one. */
 static sheaf_status lead(sheaf_context *c, int32_t n_vocab, uint64_t *hash) {
     int32_t ids[40], bad = n_vocab;
@@ -46,6 +70,7 @@ static sheaf_status lead(sheaf_context *c, int32_t n_vocab, uint64_t *hash) {
     s = sheaf_decode(c, &(sheaf_batch){.n = 3, .token = ids});
     *hash ^= sheaf_logits_hash(c, 0);
     for (int i = 0; i < 3 && !s; i++) s = lead_best(c, ids[i], hash);
+    if (!s) s = lead_state(c, ids[7], hash);
     return s;
 }
 

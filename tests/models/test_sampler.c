@@ -387,3 +387,43 @@ Test(sampler, options_that_need_the_whole_row_say_so, .timeout = 30) {
     expect_status(sheaf_sample_best(s, (sheaf_best[]){{0, 9}}, 1, &got), SHEAF_E_ARGUMENT);
     sheaf_sampler_free(s);
 }
+
+/* --- as bytes ---------------------------------------------------------------------------------------------- */
+
+/* What was saved goes on drawing as if nothing had happened, with a short memory, a long one and none. */
+Test(sampler, a_saved_sampler_draws_what_it_would_have_drawn, .timeout = 60) {
+    enum { N = 60, ROUNDS = 40 };
+    static const int32_t memory[] = {8, 100, -1, 0};
+    float row[N];
+    for (int i = 0; i < N; i++) row[i] = (float)(i * 7 % 13) * 0.2f;
+    for (int k = 0; k < 4; k++) {
+        sheaf_sampler_options o = sheaf_sampler_defaults();
+        o.repeat_penalty = 1.3f, o.frequency_penalty = 0.1f, o.repeat_last_n = memory[k], o.seed = 9;
+        sheaf_sampler *a = make(o, N), *b = make(o, N);
+        int32_t i, j;
+        for (int round = 0; round < ROUNDS; round++) expect_ok(sheaf_sample(a, row, &i));
+        expect_ok(sheaf_sample(b, row, &j)); /* another past */
+        size_t n = sheaf_sampler_state_size(a);
+        uint8_t *bytes = malloc(n);
+        sheaf_sampler_state_get(a, bytes);
+        expect_ok(sheaf_sampler_state_set(b, bytes, n));
+        for (int round = 0; round < ROUNDS; round++) {
+            expect_ok(sheaf_sample(a, row, &i));
+            expect_ok(sheaf_sample(b, row, &j));
+            cr_assert(i == j, "memory of %d, round %d: token %d, after a restore %d", memory[k], round, i, j);
+        }
+        for (size_t cut = 0; cut < n; cut++) expect_status(sheaf_sampler_state_set(b, bytes, cut), SHEAF_E_FORMAT);
+        int32_t far = N;
+        if (n > 40) {
+            memcpy(bytes + 40, &far, sizeof far);
+            expect_status(sheaf_sampler_state_set(b, bytes, n), SHEAF_E_FORMAT);
+        }
+        o.repeat_last_n = 5;
+        sheaf_sampler *other = make(o, N);
+        expect_status(sheaf_sampler_state_set(other, bytes, n), SHEAF_E_FORMAT);
+        sheaf_sampler_free(other);
+        free(bytes);
+        sheaf_sampler_free(a);
+        sheaf_sampler_free(b);
+    }
+}
