@@ -166,9 +166,13 @@ static void byte_piece(int b, char out[3]) {
     }
 }
 
-/* Id 0 ends a text, 1-256 are the bytes, the rest pairs of letters a-p, each with its merge. */
+/* Id 0 ends a text, 1-256 are the bytes, then pairs of letters a-p, each with its merge; last the names that llama.cpp
+ * looks for in a vocabulary of phi3. */
 static void vocabulary(writer *w, int n) {
+    static const char *const special[] = {"<unk>", "<s>", "</s>"};
+    enum { SPECIAL = sizeof special / sizeof *special };
     char piece[8];
+    int pairs = n - 257 - SPECIAL;
     kv_text(w, "tokenizer.ggml.model", "gpt2");
     kv_text(w, "tokenizer.ggml.pre", "gpt-2");
     kv_array(w, "tokenizer.ggml.tokens", KV_STRING, n);
@@ -177,15 +181,16 @@ static void vocabulary(writer *w, int n) {
         byte_piece(b, piece);
         put_text(w, piece);
     }
-    for (int i = 0; i < n - 257; i++) {
+    for (int i = 0; i < pairs; i++) {
         snprintf(piece, sizeof piece, "%c%c", 'a' + i / 16, 'a' + i % 16);
         put_text(w, piece);
     }
+    for (int i = 0; i < SPECIAL; i++) put_text(w, special[i]);
     kv_array(w, "tokenizer.ggml.token_type", KV_I32, n);
     put_int(w, 3, 4);
-    for (int i = 1; i < n; i++) put_int(w, 1, 4);
-    kv_array(w, "tokenizer.ggml.merges", KV_STRING, n - 257);
-    for (int i = 0; i < n - 257; i++) {
+    for (int i = 1; i < n; i++) put_int(w, i < n - SPECIAL ? 1 : 3, 4);
+    kv_array(w, "tokenizer.ggml.merges", KV_STRING, pairs);
+    for (int i = 0; i < pairs; i++) {
         snprintf(piece, sizeof piece, "%c %c", 'a' + i / 16, 'a' + i % 16);
         put_text(w, piece);
     }
