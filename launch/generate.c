@@ -40,6 +40,7 @@ sheaf_status generator_open(generator *g, session *s, const options *o) {
     for (int i = 0; i < o->n_stop; i++) stops[i] = (sheaf_str){o->stop[i], strlen(o->stop[i])};
     sheaf_status status = make_sampler(g);
     if (!status) status = sheaf_stops_new(stops, (size_t)o->n_stop, &g->stops);
+    if (!status) status = prompt_cache_open(g);
     return status ? status : dump_open(o, s->context, &g->dump);
 }
 
@@ -246,11 +247,13 @@ sheaf_status generate(generator *g, const sheaf_ids *prompt) {
     sheaf_status s = keep_text(g, "", 0);
     if (!s) s = run_prompt(g, prompt);
     if (s == SHEAF_E_CANCELLED) g->stop = "interrupt";
+    if (!s && !g->o->prompt_cache_all) s = prompt_cache_save(g);
     if (!s) s = make_room(g, prompt);
     if (!s) s = run_reply(g);
     if (!s) s = end_text(g);
     if (!s) s = sheaf_logits_fetch(g->s->context); /* the hash is of a whole row */
     if (!s) g->logits_hash = sheaf_logits_hash(g->s->context, 0);
+    if (!s && g->o->prompt_cache_all) s = prompt_cache_save(g);
     return s;
 }
 

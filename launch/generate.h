@@ -37,6 +37,11 @@ typedef struct dump dump;
 sheaf_status dump_open(const options *o, sheaf_context *c, dump **out);
 void dump_close(dump *d, sheaf_context *c);
 
+/* --prompt-cache FILE (prompt_cache.c): what it holds is where the context starts; nothing where there is no file yet.
+ * A file that does not fit the model or the context is an error. Saving replaces it, unless it is not to be written. */
+sheaf_status prompt_cache_open(generator *g);
+sheaf_status prompt_cache_save(const generator *g);
+
 sheaf_status generator_open(generator *g, session *s, const options *o);
 void generator_close(generator *g);
 /* Runs the prompt (only what the cache does not hold already), then draws until something ends the reply. Leaves all

@@ -62,6 +62,8 @@ typedef struct options {
     bool ignore_eos;
     sheaf_sampler_options sampler;
     bool seed_given;
+    const char *prompt_cache; /* file of a context's state */
+    bool prompt_cache_all, prompt_cache_ro;
     const char *dump_tensors, *trace;
     /* output */
     bool json, jsonl, quiet, help, version, help_env;

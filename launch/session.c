@@ -82,8 +82,8 @@ static sheaf_status open_model(session *s, const options *o, unsigned parts) {
 
 /* What llama.cpp takes for a cache: every pair of them is tested. */
 static sheaf_status cache_type(const char *name, const char *option, sheaf_type *out) {
-    static const sheaf_type types[] = {SHEAF_F16,  SHEAF_F32,  SHEAF_BF16, SHEAF_Q8_0,
-                                       SHEAF_Q5_1, SHEAF_Q5_0, SHEAF_Q4_1, SHEAF_Q4_0, SHEAF_IQ4_NL};
+    static const sheaf_type types[] = {SHEAF_F16,  SHEAF_F32,  SHEAF_BF16, SHEAF_Q8_0,  SHEAF_Q5_1,
+                                       SHEAF_Q5_0, SHEAF_Q4_1, SHEAF_Q4_0, SHEAF_IQ4_NL};
     sheaf_type t;
     if (!name) return SHEAF_OK;
     bool known = sheaf_type_from_name(name, &t);

@@ -415,6 +415,57 @@ Test(run, many_devices_give_the_same_tokens_and_hash, .timeout = 120) {
     free(hash);
 }
 
+/* --- a saved prompt --- */
+
+#define TALE "run -m " TINY " --temp 0 -n 12 -p 'There was once upon a time a king who had'"
+
+/* Saved on two devices, used on three: the same reply, and only the prompt's last token runs again. */
+Test(run, a_saved_prompt_is_not_run_again, .timeout = 120) {
+    char *folder = make_folder(), *path = join(folder, "king.state");
+    struct stat first, second;
+    outcome plain = sheaf(TALE " -q"), a = sheaf(TALE " --devices cpu/2 --prompt-cache %s", path);
+    cr_assert(stat(path, &first) == 0 && first.st_size > 1000, "no file was saved");
+    outcome b = sheaf(TALE " --devices cpu/3 --prompt-cache %s --prompt-cache-ro", path);
+    cr_assert(stat(path, &second) == 0 && first.st_ino == second.st_ino, "--prompt-cache-ro wrote the file");
+    expect_text(a.out, plain.out);
+    expect_text(b.out, plain.out);
+    cr_assert(strstr(a.err, "(1 run)") == NULL, "%s", a.err);
+    cr_assert(strstr(b.err, "(1 run)") != NULL, "%s", b.err);
+    outcome_free(&a);
+    outcome_free(&b);
+    a = sheaf(TALE " -n 20 --prompt-cache %s --prompt-cache-all", path);
+    cr_assert(stat(path, &second) == 0 && second.st_size > first.st_size, "the reply was not saved");
+    expect_code(a, 0);
+    outcome_free(&a);
+    outcome_free(&plain);
+    free(path);
+    remove_folder(folder);
+}
+
+Test(run, a_saved_prompt_that_does_not_fit_is_an_error, .timeout = 120) {
+    char *folder = make_folder(), *path = join(folder, "king.state"), *cut = join(folder, "cut.state");
+    outcome o = sheaf(TALE " -q --prompt-cache %s", path);
+    expect_code(o, 0);
+    outcome_free(&o);
+    o = sheaf(TALE " -q -ctk q8_0 --prompt-cache %s", path);
+    expect_code(o, 3);
+    expect_error_line(&o);
+    cr_assert(strstr(o.err, "keys of f16") != NULL, "%s", o.err);
+    outcome_free(&o);
+    write_file(cut, "SHEAF-KV", 8);
+    o = sheaf(TALE " -q --prompt-cache %s", cut);
+    expect_code(o, 3);
+    expect_error_line(&o);
+    cr_assert(strstr(o.err, "ends at byte 8") != NULL, "%s", o.err);
+    outcome_free(&o);
+    o = sheaf(TALE " -q --prompt-cache %s/none/king.state", folder);
+    expect_code(o, 3);
+    outcome_free(&o);
+    free(path);
+    free(cut);
+    remove_folder(folder);
+}
+
 /* What ./quickstart shows must not run in circles: no eight tokens come twice. */
 Test(run, the_demo_repeats_no_eight_tokens, .timeout = 60) {
     enum { N = 8 };

@@ -330,7 +330,7 @@ Test(usage, flags_of_llama_that_cannot_work_name_ours, .timeout = 200) {
         {"--list-devices", "sheaf devices"},
         {"run --list-devices", "sheaf devices"},
         {"bench --list-devices", "sheaf devices"},
-        {"run -m " TINY " --prompt-cache x -p x", "prompt"},
+        {"bench -m " TINY " --prompt-cache x", "sheaf run"},
         {"run -m " TINY " --grammar-file x -p x", "--stop"},
         {"run -m " TINY " --grammar 'root ::= x' -p x", "--stop"},
         {"run -m " TINY " -sm row -p x", "-sm tensor"},
