@@ -164,9 +164,27 @@ static sheaf_tensor *random_experts(rng *r, made *m) {
     return NULL;
 }
 
+/* A norm over a row that may be cut: its sum of squares first. */
+static sheaf_tensor *random_norm_by(rng *r, made *m, sheaf_tensor *x) {
+    sheaf_tensor *y = below(r, 2) ? partner(r, m, x) : NULL;
+    if (y && !sheaf_same_shape(x, y)) y = NULL;
+    x = cont_of(m, x);
+    if (y) y = cont_of(m, y);
+    sheaf_tensor *sums = sheaf_sum_squares(m->work, x, y);
+    int index = y ? (int)below(r, 2) : 0;
+    return sheaf_rms_norm_by(m->work, index ? y : x, sums, index, NULL, 1e-3f);
+}
+
+/* The best elements of each row, in order. */
+static sheaf_tensor *random_best(rng *r, made *m, sheaf_tensor *x) {
+    if (x->ne[2] * x->ne[3] != 1 || x->ne[0] == 0) return NULL;
+    x = cont_of(m, x);
+    return sheaf_pick(m->work, x, sheaf_top_k(m->work, x, 1 + (int64_t)below(r, (uint32_t)x->ne[0])));
+}
+
 static sheaf_tensor *random_op(rng *r, made *m) {
     sheaf_tensor *x = pick(r, m), *y;
-    switch (below(r, 26)) {
+    switch (below(r, 28)) {
     case 0: return sheaf_unary_op(m->work, x, below(r, 2) ? SHEAF_UNARY_SILU : SHEAF_UNARY_NEG);
     case 1: return sheaf_scale(m->work, x, 0.5f, below(r, 2) ? 0.0f : 1.0f);
     case 2: y = partner(r, m, x); return y ? sheaf_add(m->work, x, y) : NULL;
@@ -201,6 +219,8 @@ static sheaf_tensor *random_op(rng *r, made *m) {
     case 22: return random_attention(r, m);
     case 23:
     case 24: return random_experts(r, m);
+    case 25: return random_norm_by(r, m, x);
+    case 26: return random_best(r, m, x);
     default: return sheaf_div(m->work, x, sheaf_scale(m->work, sheaf_unary_op(m->work, x, SHEAF_UNARY_SQR), 1, 1));
     }
 }
