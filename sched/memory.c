@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "sched/sched_internal.h"
+#include "tensor/hash.h"
 #include "tensor/settings.h"
 
 sheaf_status sched_wait_all(sheaf_sched *s) {
@@ -147,6 +148,10 @@ static sheaf_status settle(sheaf_sched *s) {
     return status;
 }
 
+static sheaf_status assign(sheaf_sched *s) {
+    return sheaf_galloc_assign(s->galloc, s->flat, s->flat_arena, s->keep, s->n_keep);
+}
+
 static sheaf_status plan_memory(sheaf_sched *s) {
     sheaf_status status = sheaf_galloc_reserve(s->galloc, s->flat, s->flat_arena, s->keep, s->n_keep);
     if (!status && sheaf_checks_on(s->flat->n_leafs + s->flat->n_nodes))
@@ -156,14 +161,24 @@ static sheaf_status plan_memory(sheaf_sched *s) {
 
 sheaf_status sched_reserve_memory(sheaf_sched *s) {
     sheaf_status status = plan_memory(s);
-    if (!status) status = sheaf_galloc_assign(s->galloc, s->flat, s->flat_arena);
+    if (!status) status = assign(s);
     return status ? status : settle(s);
 }
 
-/* Remembers the assignment just used; says whether it is the one before (same slots, same memory). */
+static uint64_t hash_of_keep(const sheaf_sched *s) {
+    uint64_t h = SHEAF_HASH_SEED;
+    for (int32_t i = 0; i < s->n_keep; i++)
+        h = sheaf_hash_word(h, (uint64_t)(uint32_t)s->keep[i].slot << 32 | (uint32_t)s->keep[i].until_node);
+    return h;
+}
+
+/* Remembers the assignment just used; says whether it is the one before (same slots, same memory, same lifetimes). */
 static bool same_as_before(sheaf_sched *s) {
     int32_t n = s->flat->n_leafs + s->flat->n_nodes;
-    bool same = n == s->prev_slots && !memcmp(s->prev_arena, s->flat_arena, (size_t)n * sizeof(int32_t));
+    uint64_t keep = hash_of_keep(s);
+    bool same = n == s->prev_slots && keep == s->prev_keep &&
+                !memcmp(s->prev_arena, s->flat_arena, (size_t)n * sizeof(int32_t));
+    s->prev_keep = keep;
     if (n > s->prev_cap) {
         int32_t *grown = sheaf_realloc(s->prev_arena, (size_t)n * sizeof *grown);
         if (!grown) return same; /* only the tripwire's memory: the next change looks explained */
@@ -184,12 +199,12 @@ static sheaf_status plan_again(sheaf_sched *s, bool unexplained) {
     s->stats.reallocs++;
     sheaf_log(SHEAF_LOG_DEBUG, "scheduler: planning memory again (%d nodes)", s->flat->n_nodes);
     sheaf_status status = plan_memory(s);
-    return status ? status : sheaf_galloc_assign(s->galloc, s->flat, s->flat_arena);
+    return status ? status : assign(s);
 }
 
 sheaf_status sched_allocate(sheaf_sched *s) {
     bool had_plan = s->prev_slots > 0, same = same_as_before(s);
-    sheaf_status status = sheaf_galloc_assign(s->galloc, s->flat, s->flat_arena);
+    sheaf_status status = assign(s);
     if (status == SHEAF_E_RANGE) status = plan_again(s, had_plan && same);
     return status ? status : settle(s);
 }

@@ -89,6 +89,7 @@ struct sheaf_sched {
     int32_t n_keep;
     int32_t *prev_arena; /* last flat assignment, for the tripwire; malloc'd */
     int32_t prev_slots, prev_cap;
+    uint64_t prev_keep; /* hash of the lifetimes that were asked for then */
     sheaf_galloc *galloc;
     sheaf_buffer *buffers[SHEAF_SCHED_MAX_BACKENDS][SCHED_MAX_CHUNKS];
     sheaf_buffer *scratch[SHEAF_SCHED_MAX_BACKENDS];

@@ -369,9 +369,20 @@ static bool fits(const sheaf_galloc *ga, const sheaf_graph *g, const int32_t *ar
     return s->takes_over < 0 || sheaf_galloc_can_take_over(g, t);
 }
 
-sheaf_status sheaf_galloc_assign(sheaf_galloc *ga, const sheaf_graph *g, const int32_t *arena_of_slot) {
+/* Does everything live as long as it was planned to? */
+static bool live_long_enough(const sheaf_galloc *ga, const sheaf_lifetime *keep, int n_keep) {
+    for (int i = 0; i < n_keep; i++) {
+        if (keep[i].slot < 0 || keep[i].slot >= ga->n_slots) return false;
+        int32_t root = ga->slots[keep[i].slot].root;
+        if (root >= 0 && ga->slots[root].last < keep[i].until_node) return false;
+    }
+    return true;
+}
+
+sheaf_status sheaf_galloc_assign(sheaf_galloc *ga, const sheaf_graph *g, const int32_t *arena_of_slot,
+                                 const sheaf_lifetime *keep, int n_keep) {
     if (!ga->planned || g->n_leafs != ga->n_leafs || g->n_leafs + g->n_nodes != ga->n_slots) return SHEAF_E_RANGE;
-    if (wiring_of(g) != ga->wiring) return SHEAF_E_RANGE;
+    if (wiring_of(g) != ga->wiring || !live_long_enough(ga, keep, n_keep)) return SHEAF_E_RANGE;
     for (int32_t i = 0; i < ga->n_slots; i++) {
         if (!fits(ga, g, arena_of_slot, i)) return SHEAF_E_RANGE;
     }

@@ -6,9 +6,9 @@
  * sizes, and whoever owns buffers stamps addresses.
  *
  *     sheaf_galloc_new(types, n_types, &ga);
- *     sheaf_galloc_reserve(ga, graph, arena_of_slot);      // worst case; sizes only ever grow
+ *     sheaf_galloc_reserve(ga, graph, arena_of_slot, keep, n);   // worst case; sizes only ever grow
  *     bytes = sheaf_galloc_chunk_bytes(ga, 0, 0);          // -> allocate real buffers
- *     sheaf_galloc_assign(ga, graph, arena_of_slot);       // replay: no allocation, or SHEAF_E_RANGE: reserve again
+ *     sheaf_galloc_assign(ga, graph, arena_of_slot, keep, n);    // replay, or SHEAF_E_RANGE: reserve again
  *     where = sheaf_galloc_place(ga, slot);                // arena, chunk, offset
  */
 #ifndef SHEAF_TENSOR_GALLOC_H
@@ -57,10 +57,11 @@ SHEAF_API void sheaf_galloc_free(sheaf_galloc *ga);
  * SHEAF_E_NO_SPACE: a tensor larger than its arena's max_size, or whose size wraps; _NO_MEMORY; _ARGUMENT. */
 SHEAF_API sheaf_status sheaf_galloc_reserve(sheaf_galloc *ga, const sheaf_graph *g, const int32_t *arena_of_slot,
                                             const sheaf_lifetime *keep, int n_keep);
-/* Gives each slot of `g` a place by the recorded plan: same slots, ops and wiring, nothing larger than
- * its slot was, lifetimes asked for as they were. Allocates nothing. SHEAF_E_RANGE (no text is built) when the plan
- * does not fit. */
-SHEAF_API sheaf_status sheaf_galloc_assign(sheaf_galloc *ga, const sheaf_graph *g, const int32_t *arena_of_slot);
+/* Gives each slot of `g` a place by the recorded plan: same slots, ops and wiring, nothing larger than its slot was,
+ * nothing to be kept longer than it was planned to live (a backend may run one token otherwise than many). Allocates
+ * nothing. SHEAF_E_RANGE (no text is built) when the plan does not fit. */
+SHEAF_API sheaf_status sheaf_galloc_assign(sheaf_galloc *ga, const sheaf_graph *g, const int32_t *arena_of_slot,
+                                           const sheaf_lifetime *keep, int n_keep);
 SHEAF_API sheaf_place sheaf_galloc_place(const sheaf_galloc *ga, int32_t slot);
 
 SHEAF_API int sheaf_galloc_chunks(const sheaf_galloc *ga, int arena);

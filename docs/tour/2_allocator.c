@@ -30,16 +30,20 @@ static sheaf_status set(sheaf_tensor *t, const void *bytes, size_t size) {
     return SHEAF_OK;
 }
 
-/* Plans the graph. The backend is asked first: where it runs nodes at the same time, or in another order, it wants some
- * tensors to live longer than the order of nodes alone would have them. */
+/* Plans the graph, or finds that the plan before fits it. The backend is asked first: where it runs nodes at the same
+ * time, or in another order, it wants some tensors to live longer than the order of nodes alone would have them. */
 static sheaf_status plan(program *p, const sheaf_graph *g) {
     sheaf_prepared *prepared;
     sheaf_status s = sheaf_backend_prepare(p->backend, g, &prepared);
     if (s) return s;
     sheaf_prepare_info info = sheaf_prepared_info(p->backend, prepared);
-    s = sheaf_galloc_reserve(p->allocator, g, NULL, info.keep, info.n_keep);
+    s = sheaf_galloc_assign(p->allocator, g, NULL, info.keep, info.n_keep);
+    if (s == SHEAF_E_RANGE) {
+        s = sheaf_galloc_reserve(p->allocator, g, NULL, info.keep, info.n_keep);
+        if (!s) s = sheaf_galloc_assign(p->allocator, g, NULL, info.keep, info.n_keep);
+    }
     sheaf_prepared_free(p->backend, prepared);
-    return s ? s : sheaf_galloc_assign(p->allocator, g, NULL);
+    return s;
 }
 
 /* The block, from the plan of the largest graph; no later graph needs more. */

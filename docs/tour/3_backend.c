@@ -35,8 +35,10 @@ static sheaf_status prepare(program *p, const sheaf_graph *g, sheaf_prepared **o
     sheaf_status s = sheaf_backend_prepare(p->backend, g, out);
     if (s) return s;
     sheaf_prepare_info info = sheaf_prepared_info(p->backend, *out);
+    s = sheaf_galloc_assign(p->allocator, g, NULL, info.keep, info.n_keep);
+    if (s != SHEAF_E_RANGE) return s;
     s = sheaf_galloc_reserve(p->allocator, g, NULL, info.keep, info.n_keep);
-    return s ? s : sheaf_galloc_assign(p->allocator, g, NULL);
+    return s ? s : sheaf_galloc_assign(p->allocator, g, NULL, info.keep, info.n_keep);
 }
 
 /* Buffers for the largest graph: what it computes, and what the backend wants for itself meanwhile. */

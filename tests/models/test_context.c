@@ -207,6 +207,27 @@ Test(context, a_batch_that_fails_gives_its_cells_back, .timeout = 300) {
     rig_end(&r);
 }
 
+/* One token runs otherwise than many: the backend wants some memory for longer, and a plan for many has it not. */
+Test(context, a_plan_is_not_used_for_a_graph_that_lives_longer, .timeout = 300) {
+    rig r;
+    sheaf_context_options o = small();
+    o.n_outputs = 0; /* all: one token's graph is then wired as that of many */
+    start(&r, "gpt2-f32", &o);
+    int32_t ids[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    uint8_t all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    sheaf_sched *sched = sheaf_context_sched(r.context);
+    for (int i = 0; i < 3; i++) {
+        expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 8, .token = ids, .want = all}));
+        uint64_t before = sheaf_sched_get_stats(sched).reallocs;
+        expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 1, .token = ids, .want = all}));
+        expect_int(sheaf_sched_get_stats(sched).reallocs, before + 1);
+        expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 1, .token = ids, .want = all}));
+        expect_int(sheaf_sched_get_stats(sched).reallocs, before + 1);
+    }
+    expect_int(sheaf_sched_get_stats(sched).unexplained_reallocs, 0);
+    rig_end(&r);
+}
+
 static sheaf_status one_token(void *ctx) {
     int32_t id = 17;
     return sheaf_decode(ctx, &(sheaf_batch){.n = 1, .token = &id});

@@ -118,7 +118,7 @@ Test(galloc, planned_memory_computes_what_separate_memory_does) {
         sheaf_galloc *ga = new_galloc(round % 2 ? 4 : 64, round % 3 ? 0 : 512);
         reserve(ga, g);
         compare_runs(ga, g, round);
-        expect_ok(sheaf_galloc_assign(ga, g, NULL));
+        expect_ok(sheaf_galloc_assign(ga, g, NULL, NULL, 0));
         compare_runs(ga, g, round); /* the replayed plan is the same */
         n_in_place += count_in_place(ga);
         used += (double)sheaf_galloc_bytes(ga, 0), bound += (double)sheaf_galloc_lower_bound(ga, 0);
@@ -208,9 +208,17 @@ Test(galloc, lifetimes_asked_for_are_kept) {
         cr_assert(sheaf_galloc_place(ga, g->n_leafs + n).offset != offset, "node %d writes over what node 5 reads", n);
     }
     cr_assert(sheaf_galloc_bytes(ga, 0) > without, "%zu bytes, %zu without", sheaf_galloc_bytes(ga, 0), without);
+    /* replay: no longer than planned */
+    const sheaf_lifetime shorter = {first->index, 3}, longer = {first->index + 1, 5}, of_a_leaf = {x->index, 3};
+    expect_ok(sheaf_galloc_assign(ga, g, NULL, keep, 1));
+    expect_ok(sheaf_galloc_assign(ga, g, NULL, &shorter, 1));
+    expect_ok(sheaf_galloc_assign(ga, g, NULL, NULL, 0));
+    expect_status(sheaf_galloc_assign(ga, g, NULL, &longer, 1), SHEAF_E_RANGE);
+    expect_status(sheaf_galloc_assign(ga, g, NULL, &of_a_leaf, 1), SHEAF_E_RANGE);
     keep[0].slot = 99;
+    expect_status(sheaf_galloc_assign(ga, g, NULL, keep, 1), SHEAF_E_RANGE);
     expect_status(sheaf_galloc_reserve(ga, g, NULL, keep, 1), SHEAF_E_ARGUMENT);
-    expect_status(sheaf_galloc_assign(ga, g, NULL), SHEAF_E_RANGE); /* a failed reserve leaves no plan */
+    expect_status(sheaf_galloc_assign(ga, g, NULL, NULL, 0), SHEAF_E_RANGE); /* a failed reserve leaves no plan */
     sheaf_galloc_free(ga);
 }
 
@@ -359,7 +367,7 @@ Test(galloc, each_slot_lies_in_its_arena) {
     expect_int(sheaf_galloc_place(ga, 99).arena, -1);
     expect_int(sheaf_galloc_bytes(ga, 1), 256);
     arena_of_slot[y->index] = 0;
-    expect_status(sheaf_galloc_assign(ga, g, arena_of_slot), SHEAF_E_RANGE); /* planned for the other arena */
+    expect_status(sheaf_galloc_assign(ga, g, arena_of_slot, NULL, 0), SHEAF_E_RANGE); /* planned for the other arena */
     sheaf_galloc_free(ga);
 }
 
@@ -372,12 +380,12 @@ static sheaf_graph *layer(int64_t n, bool other_wiring, uint32_t flags) {
 
 static sheaf_status replay(void *ctx) {
     void **both = ctx;
-    return sheaf_galloc_assign(both[0], both[1], NULL);
+    return sheaf_galloc_assign(both[0], both[1], NULL, NULL, 0);
 }
 
 Test(galloc, a_plan_fits_what_is_wired_alike_and_no_larger) {
     sheaf_galloc *ga = new_galloc(32, 0);
-    expect_status(sheaf_galloc_assign(ga, layer(1, false, 0), NULL), SHEAF_E_RANGE); /* no plan yet */
+    expect_status(sheaf_galloc_assign(ga, layer(1, false, 0), NULL, NULL, 0), SHEAF_E_RANGE); /* no plan yet */
     reserve(ga, layer(16, false, 0));
     size_t bytes = sheaf_galloc_bytes(ga, 0);
     for (int64_t n = 1; n <= 16; n++) {
@@ -386,10 +394,10 @@ Test(galloc, a_plan_fits_what_is_wired_alike_and_no_larger) {
         expect_int(count_allocations(replay, both), 0);
         expect_ok(sheaf_galloc_check(ga, smaller));
     }
-    expect_status(sheaf_galloc_assign(ga, layer(17, false, 0), NULL), SHEAF_E_RANGE);
-    expect_status(sheaf_galloc_assign(ga, layer(16, true, 0), NULL), SHEAF_E_RANGE);
-    expect_status(sheaf_galloc_assign(ga, layer(16, false, SHEAF_FLAG_OUTPUT), NULL), SHEAF_E_RANGE);
-    expect_status(sheaf_galloc_assign(ga, graph_of(sheaf_scale(a, sheaf_new_1d(a, SHEAF_F32, 1), 1, 0)), NULL),
+    expect_status(sheaf_galloc_assign(ga, layer(17, false, 0), NULL, NULL, 0), SHEAF_E_RANGE);
+    expect_status(sheaf_galloc_assign(ga, layer(16, true, 0), NULL, NULL, 0), SHEAF_E_RANGE);
+    expect_status(sheaf_galloc_assign(ga, layer(16, false, SHEAF_FLAG_OUTPUT), NULL, NULL, 0), SHEAF_E_RANGE);
+    expect_status(sheaf_galloc_assign(ga, graph_of(sheaf_scale(a, sheaf_new_1d(a, SHEAF_F32, 1), 1, 0)), NULL, NULL, 0),
                   SHEAF_E_RANGE);
     expect_int(sheaf_galloc_bytes(ga, 0), bytes);
     sheaf_galloc_free(ga);
@@ -406,7 +414,7 @@ Test(galloc, in_place_is_judged_again_at_replay) {
     }
     reserve(ga, graphs[0]);
     expect_int(count_in_place(ga), 1);
-    expect_status(sheaf_galloc_assign(ga, graphs[1], NULL), SHEAF_E_RANGE);
+    expect_status(sheaf_galloc_assign(ga, graphs[1], NULL, NULL, 0), SHEAF_E_RANGE);
     sheaf_galloc_free(ga);
 }
 
