@@ -6,7 +6,7 @@
 
 #include "support.h"
 
-enum { PARTS = 6 };
+enum { PARTS = 6, BYTES = 1 << 15 };
 
 /* Case A06: three unequal segments over two devices, in f32 and in blocks, cut along either dimension. */
 typedef struct shape {
@@ -32,7 +32,7 @@ static sheaf_status one_shape(void *ctx, sheaf_arena *a, const sheaf_tensor *t, 
 }
 
 static void check_ranges(sheaf_tensor *t, const unsigned char *whole, size_t bytes) {
-    static unsigned char got[1 << 14];
+    static unsigned char got[BYTES];
     uint64_t seed = 17;
     for (int k = 0; k < 200; k++) {
         seed = seed * 6364136223846793005u + 1442695040888963407u;
@@ -47,7 +47,7 @@ static void check_ranges(sheaf_tensor *t, const unsigned char *whole, size_t byt
 }
 
 static void check_2d(sheaf_tensor *t, const unsigned char *whole) {
-    static unsigned char got[1 << 14];
+    static unsigned char got[BYTES];
     size_t row = t->nb[1], rows = (size_t)t->ne[1], piece = row / 2, at = row / 4;
     expect_ok(sheaf_tensor_get_2d(t, got, piece, at, row, piece, rows));
     for (size_t r = 0; r < rows; r++)
@@ -59,7 +59,7 @@ static void check_2d(sheaf_tensor *t, const unsigned char *whole) {
 
 /* What device d holds, by the slow obvious way: byte ranges of its shard are runs of the whole. */
 static void check_shards(const sheaf_tensor *t, const unsigned char *whole) {
-    static unsigned char got[1 << 14];
+    static unsigned char got[BYTES];
     const sheaf_layout *l = sheaf_meta_layout(t);
     for (int d = 0; d < 2; d++) {
         sheaf_tensor *shard = sheaf_meta_shard(t, d);
@@ -77,7 +77,7 @@ static void check_shards(const sheaf_tensor *t, const unsigned char *whole) {
 }
 
 Test(buffers, bytes_cross_every_border, .timeout = 60) {
-    static unsigned char whole[1 << 14];
+    static unsigned char whole[BYTES];
     house h;
     house_open(&h, 2);
     for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; k++) {
@@ -104,6 +104,82 @@ Test(buffers, bytes_cross_every_border, .timeout = 60) {
         sheaf_arena_free(a);
     }
     house_close(&h);
+}
+
+/* The same for layouts that nobody thought of: any number of segments, on any of 1 to 5 devices, several at once or
+ * all, along any dimension, of elements and of blocks. */
+typedef struct drawn {
+    int axis, n_runs, n_devices;
+    sheaf_run runs[9];
+} drawn;
+
+static sheaf_status drawn_layout(void *ctx, sheaf_arena *a, const sheaf_tensor *t, sheaf_layout *out) {
+    (void)t;
+    const drawn *d = ctx;
+    return sheaf_layout_axis(a, d->axis, d->runs, d->n_runs, d->n_devices, out);
+}
+
+static uint64_t draw(uint64_t *seed, uint64_t n) {
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return (*seed >> 33) % n;
+}
+
+/* Every device's bytes are those of its runs, replicas too. */
+static void check_holders(const sheaf_tensor *t, const unsigned char *whole, int n_devices) {
+    static unsigned char got[BYTES];
+    for (int d = 0; d < n_devices; d++) {
+        sheaf_tensor *shard = sheaf_meta_shard(t, d);
+        sheaf_pieces w;
+        sheaf_piece p;
+        if (sheaf_nelements(shard) == 0) continue;
+        expect_ok(sheaf_tensor_get(shard, got, 0, sheaf_nbytes(shard)));
+        sheaf_pieces_begin(&w, sheaf_meta_layout(t), d, t->type, t->ne, 0, sheaf_nbytes(t));
+        while (sheaf_pieces_next(&w, &p))
+            cr_assert_eq(memcmp(got + p.local, whole + p.global, p.bytes), 0, "device %d at %zu", d, p.local);
+    }
+}
+
+static void check_drawn(house *h, uint64_t *seed) {
+    static const sheaf_type types[] = {SHEAF_F32, SHEAF_F16, SHEAF_Q8_0, SHEAF_Q4_K, SHEAF_I64};
+    static unsigned char whole[BYTES];
+    sheaf_type type = types[draw(seed, 5)];
+    drawn d = {.axis = (int)draw(seed, 4), .n_runs = 1 + (int)draw(seed, 9), .n_devices = h->n};
+    int64_t ne[4], length = 0, unit = sheaf_type_block(type);
+    for (int r = 0; r < d.n_runs; r++) {
+        sheaf_device_set set = 1 + draw(seed, ((uint64_t)1 << h->n) - 1);
+        d.runs[r] = (sheaf_run){(1 + (int64_t)draw(seed, 3)) * (d.axis == 0 ? unit : 1), set};
+        length += d.runs[r].length;
+    }
+    for (int i = 0; i < 4; i++) ne[i] = i == d.axis ? length : (1 + (int64_t)draw(seed, 2)) * (i == 0 ? unit : 1);
+    sheaf_arena *a;
+    sheaf_buffer *b;
+    expect_ok(sheaf_arena_new(1 << 12, &a));
+    sheaf_tensor *t = sheaf_set_name(sheaf_new(a, type, 4, ne), "t");
+    size_t bytes = sheaf_nbytes(t);
+    cr_assert_leq(bytes, sizeof whole);
+    sheaf_meta_set_policy(h->meta, drawn_layout, &d);
+    expect_ok(sheaf_arena_place_all(a, h->meta->buffer_type, SHEAF_USAGE_STATE, &b));
+    for (size_t i = 0; i < bytes; i++) whole[i] = (unsigned char)(i * 13 + draw(seed, 3));
+    for (size_t at = 0; at < bytes;) { /* written in pieces of any length */
+        size_t n = 1 + (size_t)draw(seed, bytes - at);
+        expect_ok(sheaf_tensor_set(t, whole + at, at, n));
+        at += n;
+    }
+    check_ranges(t, whole, bytes);
+    check_2d(t, whole);
+    check_holders(t, whole, h->n);
+    sheaf_buffer_free(b);
+    sheaf_arena_free(a);
+}
+
+Test(buffers, bytes_cross_every_border_of_any_layout, .timeout = 120) {
+    uint64_t seed = 5;
+    for (int n = 1; n <= 5; n++) {
+        house h;
+        house_open(&h, n);
+        for (int k = 0; k < 60; k++) check_drawn(&h, &seed);
+        house_close(&h);
+    }
 }
 
 Test(buffers, a_state_moves_from_two_devices_to_three, .timeout = 60) {

@@ -4,6 +4,7 @@
 
 #include "backends/cpu/faults.h"
 #include "support.h"
+#include "tests/support/sanitized.h"
 
 /* y = down * silu(up * x) + x with `tokens` columns. */
 typedef struct net {
@@ -140,6 +141,43 @@ Test(lives, plans_are_found_again_and_few, .timeout = 120) {
     sheaf_backend_free(h.backend);
     for (int d = 0; d < 2; d++) expect_int(sheaf_meta_bytes(h.meta, d, SHEAF_USAGE_COMPUTE), 0);
     expect_ok(sheaf_backend_new(h.meta, &h.backend));
+    house_close(&h);
+}
+
+/* 10 000 graphs, no two alike: each is compiled and forgotten, and memory stays as it was after the first few. */
+Test(lives, ten_thousand_graphs_leave_memory_flat, .timeout = 300) {
+    enum { GRAPHS = SANITIZED ? 500 : 10000, SETTLED = 100 };
+    house h;
+    net t;
+    sheaf_arena *a;
+    size_t in_use = 0, bytes = 0;
+    house_open(&h, 2);
+    net_open(&t, &h);
+    expect_ok(sheaf_arena_new(1 << 18, &a));
+    for (int k = 0; k < GRAPHS; k++) {
+        sheaf_graph *g;
+        sheaf_prepared *prepared;
+        sheaf_arena_reset(a);
+        sheaf_tensor *in = sheaf_set_flag(sheaf_new_2d(a, SHEAF_F32, WIDTH, 1 + k % MOST), SHEAF_FLAG_INPUT);
+        sheaf_tensor *x = sheaf_scale(a, sheaf_mul_mat(a, t.up, in), (float)(k + 1), 0);
+        sheaf_tensor *y = sheaf_mul_mat_segments(a, sheaf_mul_mat(a, t.down, x), 32);
+        expect_ok(sheaf_graph_new(a, 16, &g));
+        expect_ok(sheaf_graph_expand(g, sheaf_set_flag(sheaf_add(a, y, in), SHEAF_FLAG_OUTPUT)));
+        expect_ok(sheaf_graph_seal(g));
+        expect_ok(sheaf_backend_prepare(h.backend, g, &prepared));
+        sheaf_prepared_free(h.backend, prepared);
+        if (k != SETTLED) continue;
+        in_use = mallinfo2().uordblks;
+        bytes = sheaf_meta_cache_stats(h.backend).bytes;
+    }
+    sheaf_plan_cache_stats end = sheaf_meta_cache_stats(h.backend);
+    expect_int(end.compiles, GRAPHS);
+    expect_int(end.plans, 16);
+    cr_assert_leq(end.bytes, bytes + bytes / 2, "plans of %zu bytes, then %zu", bytes, end.bytes);
+    size_t now = mallinfo2().uordblks;
+    if (!SANITIZED) cr_assert_leq(now, in_use + (64 << 10), "%zu bytes in use, %zu after %d", now, in_use, SETTLED);
+    sheaf_arena_free(a);
+    net_close(&t);
     house_close(&h);
 }
 

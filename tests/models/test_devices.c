@@ -2,6 +2,9 @@
  * and each holds its share of the bytes. */
 #include "tests/models/model_support.h"
 
+#include <malloc.h>
+#include <pthread.h>
+
 enum { STEPS = 12 };
 
 /* Hashes of the logits after a prompt and after each of a few tokens that follow. */
@@ -78,6 +81,31 @@ Test(devices, uneven_and_empty_shares_give_the_same_bits, .timeout = 600) {
             run(&r, "cpu/3", 1, shares[i], 3, many);
             expect_same(one, many, names[k], text);
             rig_unload(&r);
+        }
+        remove_folder(r.folder);
+    }
+}
+
+/* Case A15: what a device without a share would have contributed is a true zero, or nothing: here all memory that is
+ * taken while the model lives, weights, cache, workspaces and what sums meet in, is full of NaN before it is written.
+ */
+Test(devices, empty_shares_contribute_no_nan, .timeout = 600) {
+    static const float shares[][3] = {{1, 0, 1}, {0, 1, 0}, {0, 0, 1}};
+    static const char *const names[] = {"h9k3-f32", "h9k3-q8_0", "mixtral-f32", "olmo2-f32", "gpt2-f32"};
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+        rig r;
+        uint64_t one[STEPS + 1], many[STEPS + 1];
+        rig_file(&r, names[k]);
+        run(&r, "cpu", 1, NULL, 0, one);
+        rig_unload(&r);
+        for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
+            mallopt(M_PERTURB, 0x100); /* fresh bytes are 0xff: NaN in f16, f32 and f64 */
+            run(&r, "cpu/3", 1, shares[i], 3, many);
+            for (int s = 0; s <= STEPS; s++)
+                cr_assert(one[s] == many[s], "%s, shares %zu, step %d: logits hash %016llx, on one device %016llx",
+                          names[k], i, s, (unsigned long long)many[s], (unsigned long long)one[s]);
+            rig_unload(&r);
+            mallopt(M_PERTURB, 0);
         }
         remove_folder(r.folder);
     }
@@ -217,4 +245,90 @@ Test(devices, no_family_needs_a_reshard_nor_more_sums_a_layer_than_it_must, .tim
         rig_end(&r);
     }
     fclose(f);
+}
+
+/* --- one set of buffers, several contexts --------------------------------------------------------------------- */
+
+typedef struct stream {
+    sheaf_context *context;
+    int salt;
+    uint64_t hash;
+} stream;
+
+static void *decode_stream(void *ctx) {
+    stream *s = ctx;
+    int32_t ids[9];
+    for (int i = 0; i < 9; i++) ids[i] = (s->salt * 31 + i * 7) % 280;
+    expect_ok(sheaf_decode(s->context, &(sheaf_batch){.n = 9, .token = ids}));
+    for (int i = 0; i < 30; i++) {
+        int32_t id = (s->salt * 17 + i * 5) % 280;
+        expect_ok(sheaf_decode(s->context, &(sheaf_batch){.n = 1, .token = &id}));
+        s->hash = s->hash * 31 + sheaf_logits_hash(s->context, 0);
+    }
+    return NULL;
+}
+
+/* Three contexts over the weights of one meta device, first one after another, then each from a thread of its own. */
+Test(devices, contexts_share_one_set_of_weights_at_the_same_time, .timeout = 300) {
+    enum { N = 3 };
+    rig r;
+    stream alone[N], together[N];
+    pthread_t thread[N];
+    sheaf_context_options o = sheaf_context_defaults();
+    o.n_ctx = 64, o.n_ubatch = 8;
+    rig_file(&r, "h9k3-q8_0");
+    rig_devices(&r, "cpu/3");
+    rig_load(&r, &o);
+    for (int i = 0; i < N; i++) {
+        alone[i] = (stream){.salt = i};
+        expect_ok(sheaf_context_new(r.model, &o, &alone[i].context));
+        decode_stream(&alone[i]);
+        sheaf_context_free(alone[i].context);
+    }
+    for (int i = 0; i < N; i++) {
+        together[i] = (stream){.salt = i};
+        expect_ok(sheaf_context_new(r.model, &o, &together[i].context));
+    }
+    for (int i = 0; i < N; i++) cr_assert(pthread_create(&thread[i], NULL, decode_stream, &together[i]) == 0);
+    for (int i = 0; i < N; i++) pthread_join(thread[i], NULL);
+    for (int i = 0; i < N; i++) {
+        cr_assert(together[i].hash == alone[i].hash, "context %d: %016llx, alone %016llx", i,
+                  (unsigned long long)together[i].hash, (unsigned long long)alone[i].hash);
+        sheaf_context_free(together[i].context);
+    }
+    rig_end(&r);
+}
+
+/* Case A02: graphs of other shapes all the time, over a growing cache, leave memory flat. */
+Test(devices, graphs_without_end_leave_memory_flat, .timeout = 600) {
+    enum { ROUNDS = SANITIZED ? 60 : 900, SETTLED = 60, CYCLE = 3 };
+    static const int32_t sizes[CYCLE] = {1, 7, 32};
+    rig r;
+    int32_t ids[32];
+    size_t settled = 0;
+    sheaf_plan_cache_stats first = {0};
+    for (int i = 0; i < 32; i++) ids[i] = i * 8;
+    rig_file(&r, "h9k3-q4_0");
+    rig_devices(&r, "cpu/2");
+    sheaf_context_options o = sheaf_context_defaults();
+    o.n_ctx = 600, o.n_ubatch = 32;
+    rig_load(&r, &o);
+    for (int k = 0; k < ROUNDS; k++) {
+        int32_t n = sizes[k % CYCLE];
+        if (sheaf_kv_used(r.context, 0) + n > o.n_ctx) expect_ok(sheaf_kv_clear(r.context));
+        expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = n, .token = ids}));
+        if (k != SETTLED - 1) continue;
+        settled = mallinfo2().uordblks;
+        first = sheaf_meta_cache_stats(sheaf_context_backend(r.context));
+    }
+    sheaf_plan_cache_stats last = sheaf_meta_cache_stats(sheaf_context_backend(r.context));
+    size_t used = mallinfo2().uordblks;
+    cr_assert_geq(sheaf_context_get_stats(r.context).graphs_built, (uint64_t)ROUNDS);
+    cr_assert_leq(last.plans, 16, "%d plans", last.plans);
+    if (!SANITIZED) { /* their allocators tell no numbers */
+        cr_assert_leq(used, settled + (256 << 10), "%zu bytes in use, %zu after %d graphs", used, settled, SETTLED);
+        cr_assert_leq(last.bytes, first.bytes + first.bytes / 4, "plans of %zu bytes, then %zu", first.bytes,
+                      last.bytes);
+    }
+    rig_end(&r);
 }
