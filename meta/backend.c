@@ -127,8 +127,8 @@ static sheaf_status agree(const meta_backend *b, uint64_t hash, sheaf_status fou
     return s;
 }
 
-static sheaf_status compile(meta_backend *b, const sheaf_graph *g, uint64_t key, meta_plan **out) {
-    sheaf_status s = meta_plan_compile(b, g, key, out);
+static sheaf_status compile(meta_backend *b, const sheaf_graph *g, meta_plan **out) {
+    sheaf_status s = meta_plan_compile(b, g, meta_plan_key(b, g), out);
     if (!s) s = make_room(b, *out);
     s = agree(b, *out ? (*out)->hash : 0, s);
     if (!s) {
@@ -142,9 +142,8 @@ static sheaf_status compile(meta_backend *b, const sheaf_graph *g, uint64_t key,
 
 static sheaf_status prepare(sheaf_backend *base, const sheaf_graph *g, sheaf_prepared **out) {
     meta_backend *b = backend_of(base);
-    uint64_t key = meta_plan_key(b, g);
-    meta_plan *p = plan_cache_find(b->cache, b, g, key);
-    sheaf_status s = p ? SHEAF_OK : compile(b, g, key, &p);
+    meta_plan *p = plan_cache_find(b->cache, b, g);
+    sheaf_status s = p ? SHEAF_OK : compile(b, g, &p);
     meta_prepared *x = NULL;
     if (!s) s = make_room(b, p);
     if (!s) s = meta_prepared_new(b, p, &x);

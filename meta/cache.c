@@ -1,5 +1,5 @@
-/* The plan cache: a short list, newest first, by key. Bounded by count; plans in use are never dropped, so
- * that a context with many graphs alive may exceed it for a while, and 10 000 differing graphs one after
+/* The plan cache: a short list, newest first, searched for what fits a graph. Bounded by count; plans in use are never
+ * dropped, so that a context with many graphs alive may exceed it for a while, and 10 000 differing graphs one after
  * another leave memory flat. */
 #include "meta/plan_internal.h"
 
@@ -50,9 +50,9 @@ void plan_cache_free(plan_cache *c) {
     sheaf_free(c);
 }
 
-meta_plan *plan_cache_find(plan_cache *c, const meta_backend *b, const sheaf_graph *g, uint64_t key) {
+meta_plan *plan_cache_find(plan_cache *c, const meta_backend *b, const sheaf_graph *g) {
     for (meta_plan *p = c->newest; p; p = p->older) {
-        if (p->key != key || !meta_plan_fits(p, b, g)) continue;
+        if (!meta_plan_fits(p, b, g)) continue;
         unlink_plan(c, p);
         link_newest(c, p);
         c->stats.hits++;

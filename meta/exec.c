@@ -26,6 +26,12 @@ static size_t total_slots(const meta_plan *p) {
 
 sheaf_status meta_prepared_new(meta_backend *b, meta_plan *p, meta_prepared **out) {
     size_t pieces = (size_t)p->n_local * (size_t)p->n_pieces, slots = total_slots(p);
+    if (p->spare) {
+        *out = p->spare;
+        p->spare = NULL;
+        p->refs++;
+        return SHEAF_OK;
+    }
     meta_prepared *x = sheaf_calloc(1, sizeof *x);
     if (!x) return sheaf_fail(SHEAF_E_NO_MEMORY, "binding a plan");
     x->backend = b;
@@ -53,15 +59,29 @@ sheaf_status meta_prepared_new(meta_backend *b, meta_plan *p, meta_prepared **ou
     return SHEAF_OK;
 }
 
-void meta_prepared_free(meta_prepared *x) {
+void meta_prepared_discard(meta_prepared *x) {
     if (!x) return;
-    for (int i = 0; x->io && i < x->n_io; i++) meta_io_release(x->io[i]);
-    x->plan->refs--;
     sheaf_free(x->pool);
     sheaf_free(x->addr);
     sheaf_free(x->fixed);
     sheaf_free(x->io);
     sheaf_free(x);
+}
+
+/* A whole one waits with its plan for the next binding, which fills every address again. */
+void meta_prepared_free(meta_prepared *x) {
+    if (!x) return;
+    meta_plan *p = x->plan;
+    for (int i = 0; x->io && i < x->n_io; i++) {
+        meta_io_release(x->io[i]);
+        x->io[i] = NULL;
+    }
+    x->bound = false;
+    p->refs--;
+    if (p->spare || !x->io || !x->fixed || !x->addr || !x->pool)
+        meta_prepared_discard(x);
+    else
+        p->spare = x;
 }
 
 /* --- addresses ---------------------------------------------------------------------------------------------------- */

@@ -96,12 +96,12 @@ typedef struct meta_backend {
 
 sheaf_status meta_backend_create(sheaf_device *d, sheaf_backend **out);
 
-/* --- plan cache (cache.c): by key, bounded, least recently used goes first --- */
+/* --- plan cache (cache.c): by what a graph is, bounded, least recently used goes first --- */
 
 typedef struct plan_cache plan_cache;
 sheaf_status plan_cache_new(plan_cache **out);
 void plan_cache_free(plan_cache *c);
-meta_plan *plan_cache_find(plan_cache *c, const meta_backend *b, const sheaf_graph *g, uint64_t key);
+meta_plan *plan_cache_find(plan_cache *c, const meta_backend *b, const sheaf_graph *g); /* NULL: none fits */
 void plan_cache_put(plan_cache *c, meta_plan *p);
 sheaf_plan_cache_stats plan_cache_stats(const plan_cache *c);
 
@@ -121,6 +121,7 @@ typedef struct meta_prepared {
 
 sheaf_status meta_prepared_new(meta_backend *b, meta_plan *p, meta_prepared **out);
 void meta_prepared_free(meta_prepared *p);
+void meta_prepared_discard(meta_prepared *p); /* one that a plan has kept; NULL: nothing */
 sheaf_status meta_prepared_bind(meta_prepared *p, const sheaf_graph *g);
 sheaf_status meta_prepared_run(meta_prepared *p);
 

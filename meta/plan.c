@@ -226,6 +226,7 @@ sheaf_status meta_plan_compile(meta_backend *b, const sheaf_graph *g, uint64_t k
 
 void meta_plan_free(meta_plan *p) {
     if (!p) return;
+    meta_prepared_discard(p->spare);
     for (int32_t k = 0; k < p->n_steps; k++) sheaf_comm_op_free(p->steps[k].op);
     for (int32_t k = 0; k < p->n_pieces; k++) {
         for (int i = 0; p->pieces[k].prepared && i < p->n_local; i++) {

@@ -122,6 +122,7 @@ typedef struct plan_member {
 struct meta_plan {
     meta_plan *newer, *older; /* cache */
     int refs;
+    struct meta_prepared *spare; /* of the last binding, for the next: its memory is large, and its pages are there */
     bool cached;
     uint64_t key, hash, shape_id;
     bool strict;
@@ -165,10 +166,9 @@ struct meta_plan {
 
 sheaf_status meta_plan_compile(meta_backend *b, const sheaf_graph *g, uint64_t key, meta_plan **out);
 void meta_plan_free(meta_plan *p);
-/* Of what decides a plan beyond the graph's own structure: layouts of leafs, what crosses. */
+/* Of what decides a plan: the graph's own structure, and the layouts of its leafs. Part of what ranks compare. */
 uint64_t meta_plan_key(const meta_backend *b, const sheaf_graph *g);
-/* Was `p` compiled for what `g` is? Keys are hashes; this compares what they were made of, as far as a plan keeps it.
- */
+/* Was `p` compiled for what `g` is? Compares what decides it: comparing layouts costs less than hashing them. */
 bool meta_plan_fits(const meta_plan *p, const meta_backend *b, const sheaf_graph *g);
 /* Layout of a leaf as the plan must take it. */
 sheaf_layout meta_leaf_layout(const sheaf_tensor *t);

@@ -70,14 +70,13 @@ sheaf_status sheaf_layout_shares(sheaf_arena *a, int axis, const int64_t *share,
     return sheaf_layout_axis(a, axis, runs, n, n_devices, out);
 }
 
+_Static_assert(sizeof(sheaf_run) == sizeof(int64_t) + sizeof(sheaf_device_set), "runs have no padding");
+
 bool sheaf_layout_equal(const sheaf_layout *x, const sheaf_layout *y) {
     if (x->kind != y->kind) return false;
     if (x->kind != SHEAF_AXIS) return true;
     if (x->axis != y->axis || x->n_runs != y->n_runs) return false;
-    for (int i = 0; i < x->n_runs; i++) {
-        if (x->runs[i].length != y->runs[i].length || x->runs[i].devices != y->runs[i].devices) return false;
-    }
-    return true;
+    return x->runs == y->runs || memcmp(x->runs, y->runs, (size_t)x->n_runs * sizeof *x->runs) == 0;
 }
 
 int64_t sheaf_layout_length(const sheaf_layout *l) {
