@@ -215,6 +215,43 @@ Test(window, a_batch_that_fails_leaves_a_sequence_whole_or_says_that_it_is_not, 
     rig_end(&r);
 }
 
+static sheaf_status one_token(void *ctx) {
+    int32_t id = 17;
+    return sheaf_decode(ctx, &(sheaf_batch){.n = 1, .token = &id});
+}
+
+/* Cells that are given up and taken again change no graph. */
+Test(window, steady_decode_builds_and_allocates_nothing, .timeout = 300) {
+    rig r;
+    sheaf_context_options o = options_of(false);
+    start(&r, "gemma3-f32", "cpu/2", &o);
+    feed(r.context, 0, 0, PROMPT, true);
+    for (int i = 0; i < 3; i++) expect_ok(one_token(r.context));
+    sheaf_context_stats before = sheaf_context_get_stats(r.context);
+    for (int i = 0; i < 60; i++) expect_int(count_allocations(one_token, r.context), 0);
+    expect_int(sheaf_context_get_stats(r.context).graphs_built, before.graphs_built);
+    rig_end(&r);
+}
+
+static sheaf_status open_context(void *ctx) {
+    const rig *r = ctx;
+    sheaf_context *c;
+    sheaf_context_options o = options_of(false);
+    sheaf_status s = sheaf_context_new(r->model, &o, &c);
+    sheaf_context_free(c);
+    return s;
+}
+
+Test(window, every_failed_allocation_of_a_context_is_a_clean_status, .timeout = 300) {
+    rig r;
+    rig_file(&r, "gemma3-f32");
+    rig_devices(&r, "cpu/2");
+    expect_ok(sheaf_model_load(r.path, &r.options, &r.model));
+    int failed = fail_each_allocation(open_context, &r);
+    cr_assert(failed > 50, "only %d allocations were failed", failed);
+    rig_end(&r);
+}
+
 /* --- cells ---------------------------------------------------------------------------------------------- */
 
 enum { WINDOW = 5, BATCH = 3, SEQUENCES = 3, POSITIONS = 4000 };
