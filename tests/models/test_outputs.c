@@ -150,3 +150,33 @@ Test(outputs, samplers_draw_the_same_tokens_from_either, .timeout = 300) {
     }
     remove_folder(r.folder);
 }
+
+/* Ties go to the lower id and NaN counts last, over the borders of parts too: here every logit is the same. */
+Test(outputs, ties_over_the_borders_of_parts_go_to_the_lower_id, .timeout = 120) {
+    static const uint8_t bytes[] = {0x00, 0xff}; /* weights of 0, and of NaN */
+    rig r;
+    int32_t id = 150, n; /* whose row stays a number where the embedding is the same matrix */
+    rig_file(&r, "h9k3-f32");
+    for (int i = 1; i < N_LAYOUTS; i++)
+        for (int k = 0; k < 2; k++) {
+            start(&r, layouts[i].devices, layouts[i].n ? layouts[i].share : NULL, layouts[i].n, 200);
+            const sheaf_model *m = r.model;
+            sheaf_tensor *w = m->weight[m->hp.tied ? m->global[W_TOKEN_EMBD] : m->global[W_OUTPUT]];
+            size_t size = sheaf_nbytes(w), row = w->nb[1];
+            uint8_t *filled = malloc(size);
+            memset(filled, bytes[k], size);
+            memset(filled + 150 * row, 0, row); /* one number among the NaNs */
+            expect_ok(sheaf_tensor_set(w, filled, 0, size));
+            free(filled);
+            expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 1, .token = &id, .best = true}));
+            const sheaf_best *best = sheaf_logits_best(r.context, 0, &n);
+            expect_int(n, 200);
+            for (int32_t j = 0; j < n; j++) {
+                int32_t wanted = k == 0 ? j : j == 0 ? 150 : j <= 150 ? j - 1 : j;
+                cr_assert(best[j].id == wanted, "%s, place %d: id %d, expected %d", layouts[i].devices, j, best[j].id,
+                          wanted);
+            }
+            rig_unload(&r);
+        }
+    remove_folder(r.folder);
+}
