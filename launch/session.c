@@ -122,7 +122,7 @@ sheaf_status session_open_context(session *s, const options *o) {
     if (o->bit == CMD_PERPLEXITY)
         co.n_batch = co.n_ubatch; /* every row's logits are read: hand over no more than run at once */
     co.n_outputs = o->bit == CMD_PERPLEXITY ? 0 : 1;
-    if (o->bit & (CMD_RUN | CMD_GRAPH | CMD_BENCH)) co.n_best = best_needed(s, o);
+    if (o->bit & (CMD_RUN | CMD_GRAPH | CMD_BENCH | CMD_SPLIT)) co.n_best = best_needed(s, o);
     co.strict = o->strict;
     co.full_window = o->swa_full;
     sheaf_status status = cache_type(o->type_k, "-ctk", &co.type_k);

@@ -32,6 +32,7 @@ static void check_split(const char *path) {
         sheaf_context_options co = sheaf_context_defaults();
         co.n_ctx = N_CTX;
         co.n_batch = co.n_ubatch = 64;
+        co.n_best = 40; /* as `run` asks of its sampler by default */
         expect_ok(sheaf_model_load(path, &mo, &model));
         expect_ok(sheaf_context_new(model, &co, &context));
         for (int d = 0; d < n; d++) {
