@@ -89,10 +89,9 @@ static sheaf_tensor *cache_tensor(sheaf_context *c, sheaf_type type, int64_t row
 static sheaf_status make_cache(sheaf_context *c) {
     const sheaf_model *m = c->model;
     const sheaf_hparams *h = &m->hp;
-    sheaf_status s = kv_cells_init(&c->cells, c->o.n_ctx, c->o.n_seq);
-    if (!s && m->n_windowed > 0) s = kv_cells_init(&c->window_cells, count_window_cells(c), c->o.n_seq);
-    if (!s) s = sheaf_arena_new(16 << 10, &c->state);
+    sheaf_status s = sheaf_arena_new(16 << 10, &c->state);
     if (s) return s;
+    c->window_cells.n = count_window_cells(c); /* the rows of these layers */
     c->cache_k = sheaf_calloc((size_t)h->n_layer, sizeof(sheaf_tensor *));
     c->cache_v = sheaf_calloc((size_t)h->n_layer, sizeof(sheaf_tensor *));
     if (!c->cache_k || !c->cache_v) return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a KV cache");
@@ -103,6 +102,9 @@ static sheaf_status make_cache(sheaf_context *c) {
         if (!c->cache_k[il] || !c->cache_v[il]) return sheaf_arena_status(c->state);
     }
     if (!m->no_data) s = model_need_memory(m, c->state);
+    /* the numbers of cells are written at once: only of a cache that can be */
+    if (!s) s = kv_cells_init(&c->cells, c->o.n_ctx, c->o.n_seq);
+    if (!s && m->n_windowed > 0) s = kv_cells_init(&c->window_cells, count_window_cells(c), c->o.n_seq);
     if (!s) s = sheaf_arena_place_all(c->state, m->device->buffer_type, SHEAF_USAGE_STATE, &c->kv);
     /* Cells that nobody wrote are masked, but 0 x NaN is NaN: they must hold numbers. */
     if (!s && !m->no_data) s = sheaf_buffer_clear(c->kv, 0);
