@@ -6,6 +6,7 @@
 
 static void device_free(sheaf_device *d) {
     meta_device *m = meta_of(d);
+    pthread_mutex_destroy(&m->posting);
     sheaf_free((void *)m->bytes);
     sheaf_free(m->members);
     sheaf_free(m);
@@ -123,6 +124,7 @@ sheaf_status sheaf_meta_new(const char *name, sheaf_device *const *members, int 
     memcpy(m->members, members, (size_t)n_local * sizeof(sheaf_device *));
     m->n_local = n_local;
     m->world = world;
+    pthread_mutex_init(&m->posting, NULL);
     sheaf_status s = count_world(m);
     if (!s && m->n_world > SHEAF_MAX_DEVICES) {
         s = sheaf_fail(SHEAF_E_ARGUMENT, "%s: %d devices in the world, at most %d", name, m->n_world,

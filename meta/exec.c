@@ -3,7 +3,11 @@
  * Binding gives every shard an address; it is done when places are known and again when a workspace has moved.
  * A run posts and returns: nothing here waits, allocates or looks at a tensor. Members meet in collectives
  * only. Step by step over all members, so that a bounded queue can never hold one member's posts back
- * while another waits for them in a collective. */
+ * while another waits for them in a collective.
+ *
+ * Contexts share the members, whose threads take commands one after another, whoever posted them. So a whole run is
+ * posted under the device's lock: were A's before B's on one member and behind them on the next, each would wait there
+ * for the other's collective. */
 #include <string.h>
 
 #include "meta/plan_internal.h"
@@ -250,7 +254,9 @@ sheaf_status meta_prepared_run(meta_prepared *x) {
     if (x->generation != b->generation) fill_addresses(x);
     /* the first staged sum must not use the slot that the last one before it used */
     int parity = sheaf_comm_next_slot(b->comm);
+    pthread_mutex_lock(&b->device->posting);
     sheaf_status s = run_steps(x, parity);
+    pthread_mutex_unlock(&b->device->posting);
     if (s) {
         sheaf_error_box box;
         sheaf_error_save(&box, s);

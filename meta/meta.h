@@ -3,7 +3,8 @@
  * Nouns: a *meta device* (a device like any other, whose members do the work), a *plan* (what was
  * compiled from one graph: per-device shard graphs and a list of steps; immutable, in one arena, no
  * address in it) and a *step* (run a piece, a collective, a copy). Members belong to the registry, the
- * meta device to whoever made it; it must outlive its buffers and backends.
+ * meta device to whoever made it; it must outlive its buffers and backends. Backends of one meta device may run from
+ * a thread each; two meta devices that share members are one thread's.
  *
  *     sheaf_meta_new(members, n_local, world, &dev);
  *     sheaf_meta_set_policy(dev, layout_of, model);            // static tensors: weights and state

@@ -26,6 +26,7 @@ typedef struct meta_device {
     void *policy_ctx;
     double share[SHEAF_MAX_DEVICES]; /* [n_local] of what is cut */
     _Atomic size_t *bytes;           /* [n_local][META_USAGES] */
+    pthread_mutex_t posting;         /* held while a run is posted: see exec.c */
 } meta_device;
 
 static inline meta_device *meta_of(const sheaf_device *d) { return (meta_device *)d; }
