@@ -78,7 +78,7 @@ static int32_t count_window_cells(const sheaf_context *c) {
 }
 
 int32_t context_layer_cells(const sheaf_context *c, int32_t il) {
-    return c->model->windowed && c->model->windowed[il] ? c->window_cells.n : c->o.n_ctx;
+    return c->model->windowed && c->model->windowed[il] ? count_window_cells(c) : c->o.n_ctx;
 }
 
 static sheaf_tensor *cache_tensor(sheaf_context *c, sheaf_type type, int64_t row, int32_t il, const char *name) {
@@ -134,7 +134,9 @@ static sheaf_status make_batch(sheaf_context *c) {
     if (!b->token || !b->pos || !b->seq || !b->want || !c->claimed || !c->window_claimed || !c->plan_compute ||
         !c->plan_staging)
         return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a batch of %zu tokens", n);
-    return SHEAF_OK;
+    /* after the check of what the cache itself takes: this touches memory for every cell */
+    sheaf_status s = kv_cells_init(&c->cells, c->o.n_ctx, c->o.n_seq);
+    return s || !c->model->n_windowed ? s : kv_cells_init(&c->window_cells, count_window_cells(c), c->o.n_seq);
 }
 
 /* --- graphs --------------------------------------------------------------------------------------------- */

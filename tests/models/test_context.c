@@ -342,13 +342,23 @@ Test(context, memory_is_what_was_computed_beforehand, .timeout = 300) {
     rig_end(&r);
 }
 
+static bool note_largest(void *ctx, size_t size) {
+    size_t *largest = ctx;
+    if (size > *largest) *largest = size;
+    return true;
+}
+
 Test(context, a_cache_larger_than_memory_is_refused_before_it_is_touched, .timeout = 300) {
     rig r;
     sheaf_context_options o = small();
     start(&r, "dense-f32", &o);
     o.n_ctx = INT32_MAX; /* 2 layers x 2 x 128 x 2 bytes a token: 2 TB */
     sheaf_context *c;
+    size_t largest = 0;
+    sheaf_alloc_hook(note_largest, &largest);
     expect_status(sheaf_context_new(r.model, &o, &c), SHEAF_E_NO_MEMORY);
+    sheaf_alloc_hook(NULL, NULL);
+    cr_assert(largest < 64 << 20, "%zu bytes were allocated at once", largest); /* nor what is kept of each cell */
     expect_error("KV cache of 2147483647 tokens on cpu");
     expect_error("MiB needed");
     cr_assert_null(c);
