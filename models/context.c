@@ -91,7 +91,6 @@ static sheaf_status make_cache(sheaf_context *c) {
     const sheaf_hparams *h = &m->hp;
     sheaf_status s = sheaf_arena_new(16 << 10, &c->state);
     if (s) return s;
-    c->window_cells.n = count_window_cells(c); /* the rows of these layers */
     c->cache_k = sheaf_calloc((size_t)h->n_layer, sizeof(sheaf_tensor *));
     c->cache_v = sheaf_calloc((size_t)h->n_layer, sizeof(sheaf_tensor *));
     if (!c->cache_k || !c->cache_v) return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a KV cache");
@@ -134,9 +133,7 @@ static sheaf_status make_batch(sheaf_context *c) {
     if (!b->token || !b->pos || !b->seq || !b->want || !c->claimed || !c->window_claimed || !c->plan_compute ||
         !c->plan_staging)
         return sheaf_fail(SHEAF_E_NO_MEMORY, "no memory for a batch of %zu tokens", n);
-    /* after the check of what the cache itself takes: this touches memory for every cell */
-    sheaf_status s = kv_cells_init(&c->cells, c->o.n_ctx, c->o.n_seq);
-    return s || !c->model->n_windowed ? s : kv_cells_init(&c->window_cells, count_window_cells(c), c->o.n_seq);
+    return SHEAF_OK;
 }
 
 /* --- graphs --------------------------------------------------------------------------------------------- */
