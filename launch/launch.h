@@ -165,8 +165,10 @@ sheaf_status cmd_quantize(const options *o);
 
 /* --- small things shared --------------------------------------------------------------------------------- */
 
-/* A whole file, or stdin for "-" or NULL; *text is malloc'd with a NUL behind n bytes. */
+/* A whole file, or stdin for "-" or NULL; *text is malloc'd with a NUL behind n bytes. SHEAF_E_FORMAT where there is
+ * more than a text of 1 GiB, a table or list of 64 MiB. */
 sheaf_status read_text(const char *path, char **text, size_t *n);
+sheaf_status read_table(const char *path, char **text, size_t *n);
 /* Undoes the escapes of -e (\n, \t, \r, \", \' and \\) in place, the rest stays as it is; the new length. */
 size_t unescape(char *s, size_t n);
 /* SHEAF_E_FORMAT naming `what` and the first byte that is no UTF-8. */
@@ -193,6 +195,6 @@ extern volatile sig_atomic_t at_prompt;   /* the chat waits for a line: Ctrl-C, 
 void prompt_begins(
     void); /* around the wait for a line: SIGTERM then ends the program at once, the terminal as it was */
 void prompt_ends(void);
-extern volatile sig_atomic_t terminated; /* SIGTERM came */
+extern volatile sig_atomic_t terminated; /* SIGTERM, SIGHUP or SIGQUIT came: its number */
 
 #endif

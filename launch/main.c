@@ -32,17 +32,16 @@ static void on_interrupt(int sig) {
 /* At the prompt there is nothing to put away, and a flag set just before the read begins would wait for a line that
  * may never come: leave at once, with the terminal as it was found. */
 static void on_terminate(int sig) {
-    (void)sig;
-    terminated = 1;
+    terminated = sig;
     if (!at_prompt) return;
     if (cooked_known) (void)tcsetattr(STDIN_FILENO, TCSANOW, &cooked);
-    _exit(143);
+    _exit(128 + sig);
 }
 
 void prompt_begins(void) {
     cooked_known = tcgetattr(STDIN_FILENO, &cooked) == 0;
     at_prompt = 1;
-    if (terminated) on_terminate(SIGTERM); /* it came on the way here */
+    if (terminated) on_terminate(terminated); /* it came on the way here */
 }
 
 void prompt_ends(void) { at_prompt = 0; }
@@ -62,7 +61,11 @@ static void install_signals(void) {
     sigemptyset(&a.sa_mask);
     sigaction(SIGINT, &a, NULL); /* no SA_RESTART: a read at the prompt must end */
     a.sa_handler = on_terminate;
-    sigaction(SIGTERM, &a, NULL);
+    static const int ends[] = {SIGTERM, SIGHUP, SIGQUIT};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        struct sigaction before;
+        if (sigaction(ends[i], NULL, &before) || before.sa_handler != SIG_IGN) sigaction(ends[i], &a, NULL); /* nohup */
+    }
     a.sa_handler = on_bus_error;
     sigaction(SIGBUS, &a, NULL);
     signal(SIGPIPE, SIG_IGN); /* a closed stdout is a write error with a message, not a death */
@@ -104,7 +107,7 @@ static sheaf_status dispatch(const options *o) {
 }
 
 static int exit_code(sheaf_status s) {
-    if (terminated) return 143;
+    if (terminated) return 128 + terminated;
     if (interrupted && (!s || s == SHEAF_E_CANCELLED)) return 130;
     return sheaf_status_exit_code(s);
 }

@@ -136,15 +136,28 @@ static sheaf_status compare_with_file(work *w, const float *x, const softmax *s)
     return add_kl(&w->sc, kl, best == s->best);
 }
 
+/* The file to write must be none that is read: it would be gone. */
+static sheaf_status not_an_input(const work *w) {
+    const char *inputs[] = {w->o->model, w->o->file};
+    struct stat out, in;
+    if (stat(w->o->kl_base, &out) || !S_ISREG(out.st_mode)) return SHEAF_OK;
+    for (int i = 0; i < 2; i++)
+        if (inputs[i] && stat(inputs[i], &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+            return sheaf_fail(SHEAF_E_ARGUMENT, "writing: %s: it is the %s too", w->o->kl_base, i ? "text" : "model");
+    return SHEAF_OK;
+}
+
 /* A file that is not whole never has the name asked for; what is no plain file (a pipe) is written as it is. */
 static sheaf_status create_file(work *w) {
     const char *path = w->o->kl_base;
     struct stat st;
+    sheaf_status s = not_an_input(w);
+    if (s) return s;
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
         w->file = fopen(path, "wb");
         return w->file ? SHEAF_OK : sheaf_fail(errno_status(errno), "writing: %s: %s", path, strerror(errno));
     }
-    sheaf_status s = gguf_output_create(&w->out, path, 0);
+    s = gguf_output_create(&w->out, path, 0);
     if (s) return s;
     w->whole = true;
     int fd = dup(w->out.fd);

@@ -50,7 +50,7 @@ static sheaf_status open_model(session *s, const options *o, unsigned parts) {
         return sheaf_error_hint(status, "the repository ships one: -m models/tiny/sheaf-tiny-q8_0.gguf");
     }
     if (o->split_table) {
-        sheaf_status status = read_text(o->split_table, &table, &table_bytes);
+        sheaf_status status = read_table(o->split_table, &table, &table_bytes);
         if (status) return status;
     }
     sheaf_model_options mo = {

@@ -201,6 +201,22 @@ static int diff_lists(const cJSON *want, const cJSON *have, const char *const *k
     return lines;
 }
 
+/* An expectation that names nothing, or a thing twice, would pass for ever: every row has a name of its own and all
+ * keys. */
+static sheaf_status check_rows(const cJSON *list, const char *what, const char *const *keys, const char *path) {
+    const cJSON *row;
+    if (!cJSON_IsArray(list)) return sheaf_fail(SHEAF_E_FORMAT, "comparing: %s: it has no list \"%s\"", path, what);
+    cJSON_ArrayForEach(row, list) {
+        if (find_row(list, name_of(row)) != row)
+            return sheaf_fail(SHEAF_E_FORMAT, "comparing: %s: \"%s\" has two rows of '%s'", path, what, name_of(row));
+        for (int k = 0; keys[k]; k++)
+            if (!cJSON_GetObjectItem(row, keys[k]))
+                return sheaf_fail(SHEAF_E_FORMAT, "comparing: %s: \"%s\", '%s': no \"%s\"", path, what, name_of(row),
+                                  keys[k]);
+    }
+    return SHEAF_OK;
+}
+
 /* Prints and parses the document again: numbers were added as digits, which equal no parsed number. */
 static void reread(jdoc *d) {
     char *text = d->failed ? NULL : cJSON_PrintUnformatted(d->root);
@@ -215,25 +231,20 @@ static sheaf_status compare(const split_view *v, const char *path) {
     static const char *const device_keys[] = {"weight_bytes", "kv_bytes", "mirrored_bytes", NULL};
     char *text = NULL;
     size_t n = 0;
-    sheaf_status s = read_text(path, &text, &n);
+    sheaf_status s = read_table(path, &text, &n);
     if (s) return s;
     cJSON *want = cJSON_ParseWithLength(text, n);
     sheaf_free(text);
     if (!want) return sheaf_fail(SHEAF_E_FORMAT, "comparing: %s: it is no JSON document", path);
     jdoc have = make_json(v);
     reread(&have);
+    const cJSON *tensors = cJSON_GetObjectItem(want, "tensors"), *devices = cJSON_GetObjectItem(want, "devices");
     int lines = 0;
-    if (have.failed) {
-        s = sheaf_fail(SHEAF_E_NO_MEMORY, "comparing: %s: out of memory", path);
-    } else if (!cJSON_GetObjectItem(want, "tensors")) {
-        s = sheaf_fail(SHEAF_E_FORMAT, "comparing: %s: it has no list \"tensors\"", path);
-    } else {
-        lines =
-            diff_lists(cJSON_GetObjectItem(want, "tensors"), cJSON_GetObjectItem(have.root, "tensors"), tensor_keys);
-        if (cJSON_GetObjectItem(want, "devices"))
-            lines += diff_lists(cJSON_GetObjectItem(want, "devices"), cJSON_GetObjectItem(have.root, "devices"),
-                                device_keys);
-    }
+    if (have.failed) s = sheaf_fail(SHEAF_E_NO_MEMORY, "comparing: %s: out of memory", path);
+    if (!s) s = check_rows(tensors, "tensors", tensor_keys, path);
+    if (!s && devices) s = check_rows(devices, "devices", device_keys, path);
+    if (!s) lines = diff_lists(tensors, cJSON_GetObjectItem(have.root, "tensors"), tensor_keys);
+    if (!s && devices) lines += diff_lists(devices, cJSON_GetObjectItem(have.root, "devices"), device_keys);
     cJSON_Delete(want);
     cJSON_Delete(have.root);
     if (!s && lines) s = sheaf_fail(SHEAF_E_MISMATCH, "comparing: %s: %d differences", path, lines);
@@ -312,7 +323,7 @@ static sheaf_status open_policy(const options *o, const char *arch, sheaf_policy
     if (!o->split_table) return sheaf_policy_builtin(o->arch ? o->arch : arch ? arch : "llama", out);
     char *text = NULL;
     size_t n = 0;
-    sheaf_status s = read_text(o->split_table, &text, &n);
+    sheaf_status s = read_table(o->split_table, &text, &n);
     if (!s) s = sheaf_policy_new(text, n, out);
     if (s) s = sheaf_error_context(s, "split table: %s", o->split_table);
     sheaf_free(text);
@@ -364,7 +375,7 @@ static sheaf_status place_list(split_view *v, sheaf_tensor_list *l, const option
 static sheaf_status read_list(const char *path, sheaf_tensor_list **out) {
     char *text = NULL;
     size_t n = 0;
-    sheaf_status s = read_text(path, &text, &n);
+    sheaf_status s = read_table(path, &text, &n);
     if (s) return s;
     s = sheaf_tensor_list_new(text, n, out);
     sheaf_free(text);
@@ -397,7 +408,7 @@ static sheaf_status print_table(const options *o) {
         size_t n = 0;
         sheaf_status s = open_policy(o, NULL, &p);
         sheaf_policy_free(p);
-        if (!s) s = read_text(o->split_table, &text, &n);
+        if (!s) s = read_table(o->split_table, &text, &n);
         if (!s) fwrite(text, 1, n, stdout);
         sheaf_free(text);
         return s;

@@ -45,14 +45,21 @@ size_t unescape(char *s, size_t n) {
     return w;
 }
 
-static sheaf_status read_all(FILE *f, const char *name, char **text, size_t *n) {
+/* More is no text that anybody meant: a device without an end, or the wrong file. */
+enum { TEXT_MOST = 1 << 30, TABLE_MOST = 1 << 26 };
+
+static sheaf_status read_all(FILE *f, const char *name, size_t most, char **text, size_t *n) {
     size_t cap = 4096, used = 0;
     char *buf = sheaf_malloc(cap);
     while (buf) {
         used += fread(buf + used, 1, cap - 1 - used, f);
         if (ferror(f) || feof(f) || interrupted || terminated) break;
         if (cap - 1 > used) continue;
-        char *grown = cap <= SIZE_MAX / 2 ? sheaf_realloc(buf, cap * 2) : NULL;
+        if (cap > most) {
+            sheaf_free(buf);
+            return sheaf_fail(SHEAF_E_FORMAT, "reading: %s: more than %zu MiB of text", name, most >> 20);
+        }
+        char *grown = sheaf_realloc(buf, cap * 2);
         if (!grown) sheaf_free(buf);
         buf = grown;
         cap *= 2;
@@ -69,8 +76,8 @@ static sheaf_status read_all(FILE *f, const char *name, char **text, size_t *n) 
     return SHEAF_OK;
 }
 
-sheaf_status read_text(const char *path, char **text, size_t *n) {
-    if (!path || !strcmp(path, "-")) return read_all(stdin, "standard input", text, n);
+static sheaf_status read_at_most(const char *path, size_t most, char **text, size_t *n) {
+    if (!path || !strcmp(path, "-")) return read_all(stdin, "standard input", most, text, n);
     FILE *f = fopen(path, "rb");
     if (!f) return sheaf_fail(errno_status(errno), "reading: %s: %s", path, strerror(errno));
     struct stat st;
@@ -78,10 +85,13 @@ sheaf_status read_text(const char *path, char **text, size_t *n) {
     if (!fstat(fileno(f), &st) && S_ISDIR(st.st_mode))
         s = sheaf_fail(SHEAF_E_IO, "reading: %s: is a directory", path);
     else
-        s = read_all(f, path, text, n);
+        s = read_all(f, path, most, text, n);
     fclose(f);
     return s;
 }
+
+sheaf_status read_text(const char *path, char **text, size_t *n) { return read_at_most(path, TEXT_MOST, text, n); }
+sheaf_status read_table(const char *path, char **text, size_t *n) { return read_at_most(path, TABLE_MOST, text, n); }
 
 /* "sheaf: what was being done: what it was done to: what is wrong", whatever part of that the text has. Names out of
  * files may hold anything; a control character is shown as '?'. */

@@ -75,7 +75,8 @@ static sheaf_status check_result(const job *j, const sheaf_gguf_tensor *t, int64
     sheaf_status s = sheaf_to_float(type, bytes, x, t->ne[0]);
     for (int64_t i = 0; i < t->ne[0] && !s; i++)
         if (!isfinite(x[i]))
-            s = bad_value(j, t, row, i, x[i], "is left of a number too large for the type (bf16 and f32 hold it)");
+            s = bad_value(j, t, row, i, x[i],
+                          "is left: a number, or its importance, is too large for the type (bf16 and f32 hold it)");
     return s;
 }
 
@@ -84,8 +85,10 @@ static sheaf_status convert_row(const job *j, const sheaf_gguf_tensor *t, sheaf_
     float largest;
     sheaf_status s = sheaf_to_float(t->type, raw, x, t->ne[0]);
     if (!s) s = check_floats(j, t, row, x, &largest);
-    if (!s) s = sheaf_from_float_weighted(to, x, out, t->ne[0], quantize_importance(j->m, t, row));
-    if (!s && largest > LARGEST_HALF) s = check_result(j, t, row, to, out, x);
+    const float *importance = quantize_importance(j->m, t, row);
+    if (!s) s = sheaf_from_float_weighted(to, x, out, t->ne[0], importance);
+    /* sums of large importances overflow, products of large numbers too */
+    if (!s && (importance || largest > LARGEST_HALF)) s = check_result(j, t, row, to, out, x);
     return s;
 }
 

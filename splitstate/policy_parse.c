@@ -240,7 +240,7 @@ sheaf_status sheaf_policy_builtin(const char *architecture, sheaf_policy **out) 
     const char *text = sheaf_policy_builtin_text(architecture);
     if (!text) {
         sheaf_status s = sheaf_fail(SHEAF_E_NOT_FOUND, "no split table for architecture '%s'", architecture);
-        return sheaf_error_hint(s, "-sm layer needs none; --split-table FILE gives one");
+        return sheaf_error_hint(s, "--split-table FILE gives one (docs/split-tables.md)");
     }
     sheaf_status s = sheaf_policy_new(text, strlen(text), out);
     return s ? sheaf_error_context(s, "built-in table '%s'", architecture) : SHEAF_OK;
