@@ -1,16 +1,18 @@
-/* The registry of architectures: general.architecture -> weights and graph. A family is one file that
- * exports a model_arch, a row here, and a split table in splitstate/tables/. */
+/* The registry of architectures: general.architecture -> weights and graph. A family is one file that exports a
+ * model_arch, a row of MODEL_FAMILIES, and a split table in splitstate/tables/. */
 #include "models/model_internal.h"
 
 #include <string.h>
 
-static const model_arch *const known[] = {&model_deepseek2, &model_gemma2,   &model_gemma3, &model_gpt2, &model_gpt_oss,
-                                          &model_llama,     &model_olmo2,    &model_olmoe,  &model_phi3, &model_qwen2,
-                                          &model_qwen3,     &model_qwen3moe, NULL};
+#define X(id, text) &model_##id,
+static const model_arch *const known[] = {MODEL_FAMILIES(X) NULL};
+#undef X
 
-const char *sheaf_known_architectures(void) {
-    return "deepseek2, gemma2, gemma3, gpt2, gpt-oss, llama, olmo2, olmoe, phi3, qwen2, qwen3, qwen3moe";
-}
+#define X(id, text) ", " text
+static const char names[] = MODEL_FAMILIES(X);
+#undef X
+
+const char *sheaf_known_architectures(void) { return names + 2; /* behind the first comma */ }
 
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out) {
     for (size_t i = 0; known[i]; i++)

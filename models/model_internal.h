@@ -176,8 +176,25 @@ typedef struct model_arch {
 
 /* NULL with SHEAF_E_UNSUPPORTED and the known names when there is none. */
 sheaf_status model_arch_find(sheaf_str name, const char *path, const model_arch **out);
-extern const model_arch model_deepseek2, model_gemma2, model_gemma3, model_gpt2, model_gpt_oss, model_llama,
-    model_olmo2, model_olmoe, model_phi3, model_qwen2, model_qwen3, model_qwen3moe;
+/* All families: a row for each, its model_NAME and its name in files. */
+/* clang-format off */
+#define MODEL_FAMILIES(X)     \
+    X(deepseek2, "deepseek2") \
+    X(gemma2, "gemma2")       \
+    X(gemma3, "gemma3")       \
+    X(gpt2, "gpt2")           \
+    X(gpt_oss, "gpt-oss")     \
+    X(llama, "llama")         \
+    X(olmo2, "olmo2")         \
+    X(olmoe, "olmoe")         \
+    X(phi3, "phi3")           \
+    X(qwen2, "qwen2")         \
+    X(qwen3, "qwen3")         \
+    X(qwen3moe, "qwen3moe")
+/* clang-format on */
+#define X(id, text) extern const model_arch model_##id;
+MODEL_FAMILIES(X)
+#undef X
 
 /* --- model -------------------------------------------------------------------------------------------- */
 

@@ -143,9 +143,22 @@ Test(split, expectation_holds_or_is_exit_1_with_the_differences, .timeout = 60) 
     expect_has(other, other.out, "blk.0.attn_q.weight");
     expect_code(uneven, 1);
     expect_has(uneven, uneven.out, "expected");
-    write_file(path, "{\"tensors\": 5}", 14);
-    outcome odd = sheaf("split -m %s --devices cpu/2 --expect %s", TINY, path);
-    cr_assert(odd.code == 3 || odd.code == 1, "tensors that are no list: exit %d", odd.code);
+    static const char *const says_nothing[] = {
+        "{\"tensors\": 5}",
+        "{\"tensors\": [{\"name\": \"token_embd.weight\"}]}",
+        "{\"tensors\": [{\"name\": \"a\", \"type\": \"\", \"ne\": [], \"layout\": \"\", \"runs\": []}, "
+        "{\"name\": \"a\", \"type\": \"\", \"ne\": [], \"layout\": \"\", \"runs\": []}]}",
+    };
+    for (size_t i = 0; i < sizeof says_nothing / sizeof *says_nothing; i++) {
+        write_file(path, says_nothing[i], strlen(says_nothing[i]));
+        outcome odd = sheaf("split -m %s --devices cpu/2 --expect %s", TINY, path);
+        expect_refusal(&odd, 3);
+        outcome_free(&odd);
+    }
+    outcome endless = sheaf("split -m %s --split-table /dev/zero", TINY);
+    expect_refusal(&endless, 3);
+    expect_says(endless, "64 MiB");
+    outcome_free(&endless);
     write_file(path, "{nonsense", 9);
     outcome bad = sheaf("split -m %s --devices cpu/2 --expect %s", TINY, path),
             none = sheaf("split -m %s --expect %s/nosuch", TINY, folder);
@@ -155,7 +168,6 @@ Test(split, expectation_holds_or_is_exit_1_with_the_differences, .timeout = 60) 
     outcome_free(&same);
     outcome_free(&other);
     outcome_free(&uneven);
-    outcome_free(&odd);
     outcome_free(&bad);
     outcome_free(&none);
     remove_folder(folder);
@@ -447,6 +459,29 @@ Test(perplexity, does_not_depend_on_how_tokens_are_batched, .timeout = 60) {
     outcome_free(&a);
     outcome_free(&b);
     outcome_free(&c);
+}
+
+Test(perplexity, logits_are_not_written_over_what_is_read, .timeout = 60) {
+    char *folder = make_folder(), model[600], text[600];
+    size_t n, m;
+    snprintf(model, sizeof model, "%s/m.gguf", folder);
+    snprintf(text, sizeof text, "%s/t.txt", folder);
+    char *bytes = read_file(TINY, &n);
+    write_file(model, bytes, n);
+    write_file(text, "Once upon a time there was a king.", 34);
+    outcome a = sheaf("perplexity -m %s -f %s -c 4 --kl-divergence-base %s", model, text, model),
+            b = sheaf("perplexity -m %s -f %s -c 4 --kl-divergence-base %s", model, text, text);
+    expect_refusal(&a, 2);
+    expect_refusal(&b, 2);
+    char *after = read_file(model, &m);
+    cr_assert(n == m && !memcmp(bytes, after, n), "the model changed");
+    free(after);
+    after = read_file(text, &m);
+    cr_assert(m == 34, "the text changed");
+    free(after);
+    free(bytes);
+    outcome_free(&a);
+    outcome_free(&b);
 }
 
 Test(perplexity, a_logits_file_is_written_and_compared_with, .timeout = 100) {

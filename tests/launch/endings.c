@@ -72,6 +72,17 @@ Test(endings, signals_end_other_commands_too, .timeout = 200) {
     }
 }
 
+/* A closed terminal, too, ends in order; under nohup it ends nothing. */
+Test(endings, hangup_and_quit_are_ends, .timeout = 60) {
+    static const int signals[] = {SIGHUP, SIGQUIT};
+    for (int i = 0; i < 2; i++) {
+        how h = {.signal = signals[i], .signal_ms = 300, .seconds = 20};
+        outcome o = sheaf_how(&h, "bench -m " TINY " -p 256 -n 256 -r 1000");
+        expect_code(o, 128 + signals[i]);
+        outcome_free(&o);
+    }
+}
+
 Test(endings, a_second_interrupt_does_not_wait, .timeout = 60) {
     running r = sheaf_start(NULL, LONG);
     usleep(500000);

@@ -294,7 +294,7 @@ Test(quantize, shards_become_one_file, .timeout = 60) {
 static void put_i32(char **p, int32_t v) { memcpy(*p, &v, 4), *p += 4; }
 
 /* An older matrix of one tensor. */
-static void write_dat(const char *path, const char *tensor, int n) {
+static void write_dat_of(const char *path, const char *tensor, int n, float heavy, float light) {
     char *bytes = malloc(4096), *p = bytes;
     put_i32(&p, 1);
     put_i32(&p, (int32_t)strlen(tensor));
@@ -302,7 +302,7 @@ static void write_dat(const char *path, const char *tensor, int n) {
     put_i32(&p, 2);
     put_i32(&p, n);
     for (int i = 0; i < n; i++) {
-        float w = i % 8 == 3 ? 20 : 0.01f;
+        float w = i % 8 == 3 ? heavy : light;
         memcpy(p, &w, 4), p += 4;
     }
     put_i32(&p, 7);
@@ -310,6 +310,24 @@ static void write_dat(const char *path, const char *tensor, int n) {
     memcpy(p, "tales", 5), p += 5;
     write_file(path, bytes, (size_t)(p - bytes));
     free(bytes);
+}
+
+static void write_dat(const char *path, const char *tensor, int n) { write_dat_of(path, tensor, n, 20, 0.01f); }
+
+/* Finite, but their weighted sums are not: no file of NaN. */
+Test(quantize, importance_too_large_is_refused, .timeout = 60) {
+    static const char *const types[] = {"Q4_K_M", "Q2_K", "IQ4_NL"};
+    place p = make_place();
+    char dat[700];
+    snprintf(dat, sizeof dat, "%s/m.dat", p.folder);
+    write_dat_of(dat, "blk.2.ffn_up.weight", 256, 3e38f, 3e38f);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        outcome o = sheaf("quantize %s %s %s --imatrix %s", p.in, p.out, types[i], dat);
+        expect_refusal(&o, 3);
+        expect_says(o, "blk.2.ffn_up.weight");
+        expect_int(count_entries(p.folder), 2);
+        outcome_free(&o);
+    }
 }
 
 Test(quantize, importance_changes_the_tensors_it_knows, .timeout = 60) {
