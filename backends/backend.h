@@ -255,6 +255,7 @@ typedef struct sheaf_open_options {
     int32_t n_threads;     /* over all CPU devices of this process; 0: physical cores that mask and quota allow */
     const char *cpu_level; /* NULL or "": best the machine has; one that it lacks is SHEAF_E_ARGUMENT */
     int32_t part, n_parts; /* this process's share of the host's cores under mpirun (0 of 1 alone) */
+    bool idle;             /* they are looked at, not computed with: no word about crowded cores */
 } sheaf_open_options;
 
 SHEAF_API sheaf_status sheaf_registry_new(sheaf_registry **out);

@@ -25,7 +25,10 @@ static bool show_progress(void *ctx, float done) {
 }
 
 static sheaf_status open_devices(session *s, const options *o, const char *list) {
-    sheaf_open_options oo = {.n_threads = o->threads, .cpu_level = o->cpu_level, .part = 0, .n_parts = 1};
+    sheaf_open_options oo = {.n_threads = o->threads,
+                             .cpu_level = o->cpu_level,
+                             .n_parts = 1,
+                             .idle = (o->bit & (CMD_SPLIT | CMD_GRAPH)) != 0};
     if (s->world) {
         oo.part = sheaf_world_host_rank(s->world);
         oo.n_parts = sheaf_world_host_size(s->world);

@@ -367,13 +367,25 @@ static const char *file_type_text(int64_t n) {
     return n >= 0 && n < (int64_t)(sizeof text / sizeof *text) ? text[n] : NULL;
 }
 
+/* The type of all matrices where there is one. */
+static const char *common_type(const sheaf_gguf *g) {
+    const char *common = NULL;
+    for (int64_t i = 0; i < sheaf_gguf_n_tensors(g); i++) {
+        const sheaf_gguf_tensor *t = sheaf_gguf_tensor_at(g, i);
+        if (t->ne[1] * t->ne[2] * t->ne[3] <= 1) continue;
+        if (common && strcmp(common, sheaf_type_name(t->type)) != 0) return "mixed";
+        common = sheaf_type_name(t->type);
+    }
+    return common ? common : "mixed";
+}
+
 /* "llama 135M Q4_1" */
 static void describe(sheaf_model *m) {
     sheaf_hparams *h = &m->hp;
     int64_t file_type = -1;
     (void)sheaf_gguf_get_i64(m->gguf, "general.file_type", &file_type);
     const char *type = file_type_text(file_type);
-    if (!type) type = "mixed";
+    if (!type) type = common_type(m->gguf);
     double n = (double)h->n_params;
     if (n >= 1e9) {
         snprintf(h->type, sizeof h->type, "%s %.1fB %s", h->arch, n / 1e9, type);

@@ -17,6 +17,8 @@ typedef struct planner {
     int64_t *order; /* tensors by layer, then name: the order that counting rules go by */
     mix_state mix;
     pcre2_code **patterns;
+    bool *used;               /* pattern i was the first to match some tensor */
+    int weighted, unweighted; /* tensors that the importance matrix knows, and does not */
     pcre2_match_data *match;
     pcre2_match_context *limits;
 } planner;
@@ -82,9 +84,10 @@ static sheaf_status compile(planner *p) {
     const sheaf_quantize_options *o = p->o;
     if (o->n_overrides == 0) return SHEAF_OK;
     p->patterns = sheaf_calloc((size_t)o->n_overrides, sizeof *p->patterns);
+    p->used = sheaf_calloc((size_t)o->n_overrides, sizeof *p->used);
     p->match = pcre2_match_data_create(1, NULL);
     p->limits = pcre2_match_context_create(NULL);
-    if (!p->patterns || !p->match || !p->limits)
+    if (!p->patterns || !p->used || !p->match || !p->limits)
         return sheaf_fail(SHEAF_E_NO_MEMORY, "quantizing: no memory for patterns");
     pcre2_set_match_limit(p->limits, MATCH_LIMIT);
     for (int i = 0; i < o->n_overrides; i++) {
@@ -107,6 +110,7 @@ static sheaf_status overridden(const planner *p, const char *name, int *which) {
         int n = pcre2_match(p->patterns[i], (PCRE2_SPTR)name, strlen(name), 0, 0, p->match, p->limits);
         if (n >= 0) {
             *which = i;
+            p->used[i] = true;
             return SHEAF_OK;
         }
         if (n != PCRE2_ERROR_NOMATCH)
@@ -161,7 +165,7 @@ static sheaf_status wanted(planner *p, const char *name, const sheaf_gguf_tensor
     return SHEAF_OK;
 }
 
-static sheaf_status check_importance(const planner *p, const char *name, const sheaf_gguf_tensor *t,
+static sheaf_status check_importance(planner *p, const char *name, const sheaf_gguf_tensor *t,
                                      sheaf_quantize_row *row) {
     static const char q2_k_s[] = "Q2_K_S";
     int64_t n = 0;
@@ -171,6 +175,8 @@ static sheaf_status check_importance(const planner *p, const char *name, const s
         return sheaf_fail(SHEAF_E_FORMAT, "%s: %s: it has %lld columns of importance, the tensor %lld x %lld",
                           sheaf_imatrix_path(p->m), name, (long long)n, (long long)t->ne[0], (long long)t->ne[2]);
     row->unweighted = p->m && !w;
+    p->weighted += w != NULL;
+    p->unweighted += row->unweighted;
     if (w || table || row->to != SHEAF_Q2_K || strcmp(p->o->mix->name, q2_k_s) != 0) return SHEAF_OK;
     if (p->m)
         return sheaf_fail(SHEAF_E_FORMAT, "%s: %s: it is missing, and %s needs it", sheaf_imatrix_path(p->m), name,
@@ -212,9 +218,22 @@ static sheaf_status plan_one(planner *p, int64_t i) {
 
 /* --- all --- */
 
+/* What was asked for and came to nothing is a slip of the pen more often than not. */
+static sheaf_status check_use(const planner *p) {
+    for (int i = 0; i < p->o->n_overrides; i++)
+        if (!p->used[i])
+            sheaf_log(SHEAF_LOG_WARN, "tensor type pattern %s: no tensor whose type it would set",
+                      p->o->overrides[i].pattern);
+    if (p->m && p->unweighted && !p->weighted)
+        return sheaf_fail(SHEAF_E_FORMAT, "%s: it knows none of the %d tensors to quantize: it is of another model",
+                          sheaf_imatrix_path(p->m), p->unweighted);
+    return SHEAF_OK;
+}
+
 static void planner_free(planner *p) {
     for (int i = 0; p->patterns && i < p->o->n_overrides; i++) pcre2_code_free(p->patterns[i]);
     sheaf_free(p->patterns);
+    sheaf_free(p->used);
     pcre2_match_data_free(p->match);
     pcre2_match_context_free(p->limits);
     sheaf_free(p->order);
@@ -235,6 +254,7 @@ sheaf_status sheaf_quantize_plan(const sheaf_gguf *g, const sheaf_quantize_optio
         qsort_r(p.order, n, sizeof *p.order, by_layer, (void *)g);
     }
     for (size_t i = 0; i < n && !s; i++) s = plan_one(&p, p.order[i]);
+    if (!s) s = check_use(&p);
     planner_free(&p);
     if (s)
         sheaf_free(p.rows);

@@ -376,7 +376,7 @@ sheaf_status cpu_devices_open(cpu_host *h, const sheaf_device_item *items, int n
         make_unique(h, p, n);
         s = create_all(h, p, n, opts->n_parts > 0 ? opts->n_parts : 1, kernels, out);
     }
-    if (!s) warn_if_crowded(h);
+    if (!s && !opts->idle) warn_if_crowded(h);
     sheaf_free(p);
     return s;
 }

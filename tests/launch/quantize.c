@@ -330,6 +330,22 @@ Test(quantize, importance_too_large_is_refused, .timeout = 60) {
     }
 }
 
+Test(quantize, what_comes_to_nothing_is_said, .timeout = 60) {
+    place p = make_place();
+    char dat[700];
+    snprintf(dat, sizeof dat, "%s/m.dat", p.folder);
+    write_dat(dat, "of.another.model", 256);
+    outcome a = sheaf("quantize %s %s Q4_0 --imatrix %s", p.in, p.out, dat),
+            b = sheaf("quantize %s %s Q4_0 --tensor-type nothingmatches=q8_0 --tensor-type ffn_up=q8_0", p.in, p.out);
+    expect_refusal(&a, 3);
+    expect_says(a, "another model");
+    expect_code(b, 0);
+    expect_says(b, "nothingmatches");
+    cr_assert_null(strstr(b.err, "pattern ffn_up"), "%s", b.err);
+    outcome_free(&a);
+    outcome_free(&b);
+}
+
 Test(quantize, importance_changes_the_tensors_it_knows, .timeout = 60) {
     place p = make_place();
     char dat[700], plain[700];

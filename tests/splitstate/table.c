@@ -86,7 +86,7 @@ Test(table, built_in_ones_are_found_by_architecture, .timeout = 60) {
                        "the text is kept as it is");
     cr_assert_eq(sheaf_policy_builtin("nosuch", &p), SHEAF_E_NOT_FOUND, "%s", sheaf_error());
     cr_assert_not_null(strstr(sheaf_error(), "'nosuch'"), "%s", sheaf_error());
-    cr_assert_not_null(strstr(sheaf_error_hint_text(), "-sm layer"), "%s", sheaf_error_hint_text());
+    cr_assert_not_null(strstr(sheaf_error_hint_text(), "--split-table"), "%s", sheaf_error_hint_text());
     cr_assert_null(sheaf_policy_builtin_text("nosuch"));
 }
 
