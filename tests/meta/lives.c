@@ -144,6 +144,31 @@ Test(lives, plans_are_found_again_and_few, .timeout = 120) {
     house_close(&h);
 }
 
+/* Graphs alike in all but how their weights are cut: each has its own plan, and finds that one again. */
+Test(lives, plans_are_told_apart_by_the_layouts_of_leafs, .timeout = 60) {
+    named_layout rows[] = {{"up", 1, {0, 64}}, {"down", 0, {0, 64}}};
+    layout_table table = {rows, 2, 2};
+    house h;
+    net t[2];
+    sheaf_arena *a;
+    float first[WIDTH], y[WIDTH];
+    house_open(&h, 2);
+    net_open(&t[0], &h);
+    net_open_as(&t[1], &h, &table);
+    expect_ok(sheaf_arena_new(1 << 16, &a));
+    expect_ok(compute(&t[0], h.backend, a, 2, first));
+    for (int k = 1; k < 6; k++) {
+        expect_ok(compute(&t[k % 2], h.backend, a, 2, y));
+        expect_near(y, first);
+    }
+    expect_int(sheaf_meta_cache_stats(h.backend).compiles, 2);
+    expect_int(sheaf_meta_cache_stats(h.backend).hits, 4);
+    sheaf_arena_free(a);
+    net_close(&t[1]);
+    net_close(&t[0]);
+    house_close(&h);
+}
+
 /* 10 000 graphs, no two alike: each is compiled and forgotten, and memory stays as it was after the first few. */
 Test(lives, ten_thousand_graphs_leave_memory_flat, .timeout = 300) {
     enum { GRAPHS = SANITIZED ? 500 : 10000, SETTLED = 100 };

@@ -93,6 +93,32 @@ Test(local, heads_and_rows_are_numbered_globally, .timeout = 60) {
     sheaf_arena_free(a);
 }
 
+/* Of a row that all have beside one that is cut, one device counts the squares: the first that has a part of the
+ * latter. Of elements of the cut row that two hold, the first of them counts. Device 0 has no part, so it adds nothing.
+ */
+Test(local, squares_are_counted_once, .timeout = 60) {
+    static const int32_t skip[3][2] = {{0, 0}, {0, 0}, {1, 6}};
+    sheaf_arena *a;
+    cr_assert_eq(sheaf_arena_new(1 << 12, &a), SHEAF_OK);
+    for (int cut = 0; cut < 2; cut++) {
+        sheaf_tensor *x[2];
+        sheaf_layout src[SHEAF_MAX_SRC], result = sheaf_layout_partial();
+        sheaf_local l;
+        x[cut] = sheaf_new_2d(a, SHEAF_F32, 8, 2);
+        x[!cut] = sheaf_new_2d(a, SHEAF_F32, 6, 2);
+        src[cut] = layout_of(a, "A0 4:1 1:1,2 3:2", 3);
+        src[!cut] = sheaf_layout_mirrored();
+        sheaf_tensor *sum = sheaf_sum_squares(a, x[0], x[1]);
+        for (int d = 1; d < 3; d++) {
+            cr_assert_eq(sheaf_rule_local(sum, src, NULL, &result, d, &l), SHEAF_OK, "%s", sheaf_error());
+            const int32_t *got = l.params.sum_squares.skip;
+            cr_assert_eq(got[cut], skip[d][0], "device %d skips %d of its part", d, got[cut]);
+            cr_assert_eq(got[!cut], skip[d][1], "device %d skips %d of the whole row", d, got[!cut]);
+        }
+    }
+    sheaf_arena_free(a);
+}
+
 Test(local, a_border_inside_a_block_is_an_error, .timeout = 60) {
     sheaf_arena *a;
     cr_assert_eq(sheaf_arena_new(1 << 12, &a), SHEAF_OK);

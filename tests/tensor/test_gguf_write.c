@@ -1,5 +1,6 @@
 /* Writing GGUF files: every value type and shape comes back, the layout keeps its rules, and a file is there whole
  * or not at all. */
+#include "tensor/gguf_output.h"
 #include "tensor/gguf_write.h"
 #include "tests/support/gguf_build.h"
 #include "tests/support/support.h"
@@ -250,6 +251,11 @@ Test(gguf_write, what_no_file_can_hold_is_refused, .timeout = 60) {
     expect_status(sheaf_gguf_add(w, str(long_name), SHEAF_F32, 1, (int64_t[]){1}), SHEAF_E_ARGUMENT);
     expect_ok(sheaf_gguf_put_u32(w, "general.alignment", 24));
     expect_status(sheaf_gguf_create(w, in_folder(folder, "x")), SHEAF_E_ARGUMENT);
+    expect_error("general.alignment is no power of two");
+    v.i = INT64_C(1) << 32;
+    expect_ok(sheaf_gguf_put(w, str("general.alignment"), SHEAF_GGUF_U64, &v));
+    expect_status(sheaf_gguf_create(w, in_folder(folder, "x")), SHEAF_E_ARGUMENT);
+    expect_error("general.alignment is no power of two");
     expect_ok(sheaf_gguf_put_u32(w, "general.alignment", 16));
     expect_ok(sheaf_gguf_add(w, str("t"), SHEAF_F32, 1, (int64_t[]){4}));
     expect_status(sheaf_gguf_write(w, 0, 0, long_name, 4), SHEAF_E_ARGUMENT); /* not created */
@@ -324,6 +330,49 @@ Test(gguf_write, a_full_disk_is_said_and_leaves_nothing, .timeout = 60) {
     cr_assert(setrlimit(RLIMIT_FSIZE, &small) == 0);
     expect_int(s, SHEAF_E_NO_SPACE);
     expect_int(files_in(folder), 0);
+    remove_folder(folder);
+}
+
+static void limit_files(rlim_t bytes) {
+    struct rlimit limit = {bytes, RLIM_INFINITY};
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+}
+
+/* A write that the system cuts short goes on behind what was taken, and fails there. */
+Test(gguf_write, a_short_write_is_no_whole_one, .timeout = 60) {
+    static const char bytes[5000];
+    char *folder = make_folder();
+    gguf_output o;
+    expect_ok(gguf_output_create(&o, in_folder(folder, "x"), 0));
+    limit_files(2000);
+    sheaf_status s = gguf_output_write(&o, 0, bytes, sizeof bytes);
+    limit_files(RLIM_INFINITY);
+    expect_int(s, SHEAF_E_NO_SPACE);
+    gguf_output_abandon(&o);
+    expect_int(files_in(folder), 0);
+    remove_folder(folder);
+}
+
+/* What docs/quantize.md promises: a full disk is found before the first byte of data is made. */
+Test(gguf_write, space_is_reserved_before_anything_is_written, .timeout = 60) {
+    enum { BYTES = 1 << 20 };
+    char *folder = make_folder();
+    gguf_output o;
+    limit_files(2000);
+    sheaf_status s = gguf_output_create(&o, in_folder(folder, "x"), BYTES);
+    limit_files(RLIM_INFINITY);
+    expect_int(s, SHEAF_E_NO_SPACE);
+    expect_int(files_in(folder), 0);
+    struct stat st;
+    int fd = open(in_folder(folder, "probe"), O_RDWR | O_CREAT, 0600);
+    bool can = fd >= 0 && fallocate(fd, 0, 0, BYTES) == 0;
+    close(fd);
+    expect_ok(gguf_output_create(&o, in_folder(folder, "x"), BYTES));
+    cr_assert(fstat(o.fd, &st) == 0);
+    expect_int(st.st_size, BYTES);
+    if (can) cr_assert_geq((int64_t)st.st_blocks * 512, BYTES, "%lld blocks", (long long)st.st_blocks);
+    gguf_output_abandon(&o);
     remove_folder(folder);
 }
 
