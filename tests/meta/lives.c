@@ -169,6 +169,23 @@ Test(lives, plans_are_told_apart_by_the_layouts_of_leafs, .timeout = 60) {
     house_close(&h);
 }
 
+/* Staging is two slots, each of the largest sum's addends. */
+Test(lives, staging_is_told_with_both_its_slots, .timeout = 60) {
+    house h;
+    net t;
+    sheaf_arena *a;
+    house_open(&h, 2);
+    net_open(&t, &h);
+    expect_ok(sheaf_arena_new(1 << 16, &a));
+    sheaf_prepared *prepared = prepare(&t, h.backend, a, 3, 32);
+    sheaf_plan_info info = sheaf_plan_get_info(sheaf_meta_plan(prepared));
+    for (int d = 0; d < 2; d++) expect_int(info.staging_bytes[d], 2 * 3 * WIDTH * sizeof(double));
+    sheaf_prepared_free(h.backend, prepared);
+    sheaf_arena_free(a);
+    net_close(&t);
+    house_close(&h);
+}
+
 /* 10 000 graphs, no two alike: each is compiled and forgotten, and memory stays as it was after the first few. */
 Test(lives, ten_thousand_graphs_leave_memory_flat, .timeout = 300) {
     enum { GRAPHS = SANITIZED ? 500 : 10000, SETTLED = 100 };

@@ -197,6 +197,55 @@ static void print_shards(const meta_plan *p, FILE *out) {
     }
 }
 
+/* --- what a sum reads beside its addends ---------------------------------------------------------------------- */
+
+static bool overlap(const plan_shard *x, const plan_shard *y) {
+    if (x->empty || y->empty || x->home != HOME_WORK || y->home != HOME_WORK || x->place.chunk != y->place.chunk)
+        return false;
+    return x->place.offset < y->place.offset + sheaf_nbytes(&y->header) &&
+           y->place.offset < x->place.offset + sheaf_nbytes(&x->header);
+}
+
+/* Value v keeps its bytes until the sum at `item` has read them. */
+static void expect_alive(const meta_plan *p, const plan_member *m, int32_t v, int32_t item) {
+    const plan_shard *read = &m->shards[v];
+    const plan_item *sum = &p->items[item];
+    for (int32_t n = 0; n < m->n_nodes; n++) {
+        const plan_shard *other = &m->shards[m->nodes[n].shard];
+        if (m->nodes[n].item <= p->values[v].made_by || m->nodes[n].item > item) continue;
+        cr_assert(!overlap(read, other), "%s lies where %s is until its sum", other->header.name, read->header.name);
+    }
+    cr_assert(!overlap(read, &m->shards[sum->out]), "a sum lies where its %s is", read->header.name);
+    if (sum->norm_out >= 0)
+        cr_assert(!overlap(read, &m->shards[sum->norm_out]), "a norm lies where its %s is", read->header.name);
+}
+
+/* The piece that makes value v gives it to others: its backend may not fuse it away. */
+static void expect_given(const meta_plan *p, int member, int32_t v) {
+    for (int32_t k = 0; k < p->n_pieces; k++) {
+        const sheaf_graph *g = p->pieces[k].graphs[member];
+        for (int32_t i = g ? g->n_leafs : 0; g && i < g->n_leafs + g->n_nodes; i++) {
+            if (p->pieces[k].shard_of_slot[member][i] != v) continue;
+            cr_assert(sheaf_graph_slot(g, i)->flags & SHEAF_FLAG_OUTPUT, "%s is nobody's but a sum reads it",
+                      sheaf_graph_slot(g, i)->name);
+        }
+    }
+}
+
+static void check_what_sums_read(const meta_plan *p) {
+    for (int32_t item = 0; item < p->n_items; item++) {
+        const plan_item *t = &p->items[item];
+        const int32_t read[] = {t->residual, t->norm_weight};
+        for (int k = 0; k < 2 && t->kind == ITEM_SUM && !t->dropped; k++) {
+            if (read[k] < 0 || p->values[read[k]].home != HOME_WORK) continue;
+            for (int i = 0; i < p->n_local; i++) {
+                expect_alive(p, &p->members[i], read[k], item);
+                expect_given(p, i, read[k]);
+            }
+        }
+    }
+}
+
 static void print_plan(notation *t, house *h, FILE *out) {
     sheaf_prepared *prepared;
     sheaf_meta_set_strict(h->backend, t->strict);
@@ -210,6 +259,7 @@ static void print_plan(notation *t, house *h, FILE *out) {
     expect_ok(sheaf_plan_check(plan));
     expect_ok(sheaf_plan_print(plan, SHEAF_PLAN_STEPS, out));
     const meta_plan *p = (const meta_plan *)plan;
+    check_what_sums_read(p);
     char from[128], to[128];
     for (int32_t i = 0; i < p->n_reshards; i++) {
         const sheaf_plan_reshard *r = &p->reshards[i];
