@@ -139,7 +139,8 @@ static sheaf_tensor *random_attention(rng *r, made *m) {
             continue;
         q = sheaf_view_3d(m->work, q, head, kv_heads * group, tokens, 16, 16 * (size_t)(kv_heads * group), 0);
         sheaf_tensor *kv = sheaf_view_3d(m->work, c, head, cells, kv_heads, 16 * (size_t)kv_heads, 16, 0);
-        return sheaf_attention(m->work, sheaf_permute(m->work, q, 0, 2, 1, 3), kv, kv, NULL, NULL, 0.5f, 0, 0);
+        return sheaf_attention(m->work, sheaf_permute(m->work, q, 0, 2, 1, 3), kv, kv, NULL, NULL, 0.5f, 0,
+                               below(r, 2) ? 3.0f : 0.0f);
     }
     return NULL;
 }
@@ -182,9 +183,29 @@ static sheaf_tensor *random_best(rng *r, made *m, sheaf_tensor *x) {
     return sheaf_pick(m->work, x, sheaf_top_k(m->work, x, 1 + (int64_t)below(r, (uint32_t)x->ne[0])));
 }
 
+/* A row as long as those of x, for the weight of its norm, or none. */
+static sheaf_tensor *weight_for(rng *r, made *m, const sheaf_tensor *x) {
+    for (int k = 0; k < 8 && below(r, 4); k++) {
+        sheaf_tensor *t = pick(r, m);
+        if (sheaf_nelements(t) == x->ne[0] && t->ne[0] == x->ne[0] && sheaf_is_contiguous(t)) return t;
+    }
+    return NULL;
+}
+
+/* Rows that the largest elements of other rows name. */
+static sheaf_tensor *random_argmax(rng *r, made *m, sheaf_tensor *x) {
+    x = cont_of(m, x);
+    for (int k = 0; k < 10; k++) {
+        sheaf_tensor *w = cont_of(m, pick(r, m));
+        if (x->ne[2] * x->ne[3] == 1 && w->ne[2] * w->ne[3] == 1 && w->ne[1] >= x->ne[0])
+            return sheaf_get_rows(m->work, w, sheaf_argmax(m->work, x));
+    }
+    return NULL;
+}
+
 static sheaf_tensor *random_op(rng *r, made *m) {
     sheaf_tensor *x = pick(r, m), *y;
-    switch (below(r, 28)) {
+    switch (below(r, 30)) {
     case 0: return sheaf_unary_op(m->work, x, below(r, 2) ? SHEAF_UNARY_SILU : SHEAF_UNARY_NEG);
     case 1: return sheaf_scale(m->work, x, 0.5f, below(r, 2) ? 0.0f : 1.0f);
     case 2: y = partner(r, m, x); return y ? sheaf_add(m->work, x, y) : NULL;
@@ -193,8 +214,8 @@ static sheaf_tensor *random_op(rng *r, made *m) {
     case 5:
         y = partner(r, m, x);
         return y && sheaf_same_shape(x, y) ? sheaf_glu_op(m->work, x, y, SHEAF_GLU_SWIGLU) : NULL;
-    case 6: return sheaf_rms_norm(m->work, cont_of(m, x), NULL, 1e-3f);
-    case 7: return sheaf_norm(m->work, cont_of(m, x), NULL, NULL, 1e-3f);
+    case 6: return sheaf_rms_norm(m->work, cont_of(m, x), weight_for(r, m, x), 1e-3f);
+    case 7: return sheaf_norm(m->work, cont_of(m, x), weight_for(r, m, x), NULL, 1e-3f);
     case 8: return sheaf_soft_max(m->work, cont_of(m, x), NULL, 0.5f, 0);
     case 9: return random_rope(r, m, x);
     case 10:
@@ -221,6 +242,8 @@ static sheaf_tensor *random_op(rng *r, made *m) {
     case 24: return random_experts(r, m);
     case 25: return random_norm_by(r, m, x);
     case 26: return random_best(r, m, x);
+    case 27: return random_argmax(r, m, x);
+    case 28: return sheaf_transpose(m->work, x);
     default: return sheaf_div(m->work, x, sheaf_scale(m->work, sheaf_unary_op(m->work, x, SHEAF_UNARY_SQR), 1, 1));
     }
 }
