@@ -310,9 +310,10 @@ sheaf_status cmd_bench(const options *o) {
     static const struct {
         const char *kind, *hint;
     } not_yet[] = {
-        {"collectives",
-         "tests/bench/bench_collectives.c is a program that measures them: ./quickstart test, then ninja -C build bench-collectives"},
-        {"kernels", "tests/bench/bench_kernels.c is a program that measures them: ./quickstart test, then ninja -C build bench-kernels"},
+        {"collectives", "tests/bench/bench_collectives.c is a program that measures them: ./quickstart test, then "
+                        "ninja -C build bench-collectives"},
+        {"kernels", "tests/bench/bench_kernels.c is a program that measures them: ./quickstart test, then ninja -C "
+                    "build bench-kernels"},
         {"scale", "repeat --devices: sheaf bench -m FILE --devices cpu --devices cpu/2"},
     };
     for (size_t i = 0; i < sizeof not_yet / sizeof *not_yet; i++) {
