@@ -333,17 +333,24 @@ Test(model_load, mapped_and_read_give_the_same_bits, .timeout = 300) {
               (unsigned long long)hash[1]);
 }
 
-/* Sets an integer key of a file to another value. */
-static void set_key(const char *path, const char *key, uint32_t value) {
+/* Writes over a file `skip` bytes after the start of a key's name. */
+static void patch_key(const char *path, const char *key, size_t skip, const void *data, size_t n_data) {
     static char bytes[64 << 10]; /* keys come first */
     FILE *f = fopen(path, "r+b");
     cr_assert_not_null(f);
     size_t n = fread(bytes, 1, sizeof bytes, f);
     char *at = memmem(bytes, n, key, strlen(key));
     cr_assert(at != NULL, "no %s in %zu bytes", key, n);
-    fseek(f, at - bytes + (long)strlen(key) + 4, SEEK_SET); /* the key, its type, the value */
-    cr_assert(fwrite(&value, 4, 1, f) == 1 && fclose(f) == 0);
+    fseek(f, at - bytes + (long)skip, SEEK_SET);
+    cr_assert(fwrite(data, n_data, 1, f) == 1 && fclose(f) == 0);
 }
+
+/* Sets a key of a file, an integer of `size` bytes or a boolean of one, to another value. */
+static void set_key(const char *path, const char *key, uint32_t value, size_t size) {
+    patch_key(path, key, strlen(key) + 4, &value, size); /* the key, its type, the value */
+}
+
+static void rename_key(const char *path, const char *key) { patch_key(path, key, strlen(key) - 1, "_", 1); }
 
 /* 16 experts, 4 of a token, in 2 of 4 groups; sigmoids. */
 Test(model_load, groups_of_experts_that_cannot_be_are_named, .timeout = 300) {
@@ -367,12 +374,61 @@ Test(model_load, groups_of_experts_that_cannot_be_are_named, .timeout = 300) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         rig r;
         rig_file(&r, "deepseek3-f32");
-        set_key(r.path, cases[i].key, cases[i].value);
+        set_key(r.path, cases[i].key, cases[i].value, 4);
         rig_devices(&r, "cpu");
         expect_status(sheaf_model_load(r.path, &r.options, &r.model), cases[i].status);
         if (cases[i].says) expect_error(cases[i].says);
         rig_end(&r);
     }
+}
+
+static const sheaf_hparams *loaded(rig *r, const char *name, const char *key, uint8_t value, size_t bytes) {
+    rig_file(r, name);
+    if (key) set_key(r->path, key, value, bytes);
+    rig_devices(r, "cpu");
+    expect_ok(sheaf_model_load(r->path, &r->options, &r->model));
+    return sheaf_model_hparams(r->model);
+}
+
+/* DeepSeek's file says all that weighs its experts: sigmoids with shares normed, where the family's are neither. */
+Test(model_load, a_file_says_how_experts_are_weighed_else_the_family, .timeout = 300) {
+    static const char norm[] = "deepseek2.expert_weights_norm", gating[] = "deepseek2.expert_gating_func";
+    const struct {
+        const char *name, *key;
+        uint8_t value;
+        size_t bytes;
+        sheaf_gating gating;
+        bool norm;
+    } cases[] = {
+        {"deepseek3-f32", NULL, 0, 0, SHEAF_GATING_SIGMOID, true},
+        {"deepseek3-f32", norm, 0, 1, SHEAF_GATING_SIGMOID, false},
+        {"deepseek3-f32", gating, SHEAF_GATING_SOFT_MAX, 4, SHEAF_GATING_SOFT_MAX, true},
+        {"deepseek3-f32", gating, 0, 4, SHEAF_GATING_SOFT_MAX, true}, /* 0: not said */
+        {"deepseek2-f32", NULL, 0, 0, SHEAF_GATING_SOFT_MAX, false},
+        {"qwen3moe-f32", NULL, 0, 0, SHEAF_GATING_SOFT_MAX, true},
+        {"olmoe-f32", NULL, 0, 0, SHEAF_GATING_SOFT_MAX, false},
+        {"gpt-oss-f32", NULL, 0, 0, SHEAF_GATING_SOFT_MAX_CHOSEN, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rig r;
+        const sheaf_hparams *h = loaded(&r, cases[i].name, cases[i].key, cases[i].value, cases[i].bytes);
+        cr_assert(h->expert_gating == cases[i].gating && h->expert_norm == cases[i].norm,
+                  "row %zu, %s: gating %d and norm %d, expected %d and %d", i, cases[i].name, (int)h->expert_gating,
+                  h->expert_norm, (int)cases[i].gating, cases[i].norm);
+        rig_end(&r);
+    }
+}
+
+/* A key by another name of the same length is a key that is absent. */
+Test(model_load, gpt_oss_without_a_window_in_the_file_has_one_of_128, .timeout = 300) {
+    rig r;
+    expect_int(loaded(&r, "gpt-oss-f32", NULL, 0, 0)->window, 9);
+    rig_unload(&r);
+    rename_key(r.path, "gpt-oss.attention.sliding_window");
+    rig_devices(&r, "cpu");
+    expect_ok(sheaf_model_load(r.path, &r.options, &r.model));
+    expect_int(sheaf_model_hparams(r.model)->window, 128);
+    rig_end(&r);
 }
 
 static sheaf_status load_again(void *ctx) {
