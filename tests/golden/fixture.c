@@ -224,7 +224,8 @@ typedef struct family {
         float scale;
         int biases; /* of the router, of every expert; sinks in attention, its norm is called otherwise */
     } experts;
-    int latent; /* keys and values are made from latents of half the width, queries too; heads are rotated in part */
+    int latent;  /* keys and values are made from latents of half the width, queries too; heads are rotated in part */
+    int whole_q; /* not queries */
 } family;
 
 static const family families[] = {
@@ -234,6 +235,7 @@ static const family families[] = {
     {"gemma2", BEFORE | AFTER, NO_QK_NORM, BIAS_QKV, .window = 9, .attn_cap = 5, .logit_cap = 30, .freq_base = 1e4f},
     {"gemma3", BEFORE | AFTER, QK_NORM_HEAD, BIAS_QKV, .window = 9, .freq_base = 1e6f},
     {"olmo2", AFTER, QK_NORM_ROW, BIAS_QKV, .freq_base = 5e5f},
+    {"olmo3", AFTER, QK_NORM_ROW, BIAS_QKV, .window = 9, .freq_base = 5e5f, .arch = "olmo2"},
     {"phi3", BEFORE, NO_QK_NORM, BIAS_QKV, .fused_qkv = 1, .fused_up = 1, .window = 20, .freq_base = 1e4f},
     {"gpt2", BEFORE, NO_QK_NORM, BIAS_ALL, .fused_qkv = 1, .plain_ff = 1, .layer_norm = 1},
     {"mixtral", BEFORE, NO_QK_NORM, BIAS_QKV, .freq_base = 1e4f, .arch = "llama", .experts = {5, 2}},
@@ -243,6 +245,8 @@ static const family families[] = {
      .experts = {6, 2, .own_width = 1, .biases = 1}},
     {"deepseek2", BEFORE, NO_QK_NORM, BIAS_QKV, .freq_base = 1e4f, .latent = 1,
      .experts = {6, 2, .shared = 2, .dense = 1, .own_width = 1, .gating = 1, .scale = 1.5f}},
+    {"deepseek2-lite", BEFORE, NO_QK_NORM, BIAS_QKV, .freq_base = 1e4f, .latent = 1, .whole_q = 1, .arch = "deepseek2",
+     .experts = {6, 2, .shared = 2, .dense = 1, .own_width = 1, .gating = 1}},
     {"deepseek2-group", BEFORE, NO_QK_NORM, BIAS_QKV, .freq_base = 1e4f, .latent = 1, .arch = "deepseek2",
      .experts = {12, 3, .shared = 1, .dense = 1, .own_width = 1, .gating = 1, .groups = 4, .groups_used = 2,
                  .scale = 1.5f}},
@@ -307,8 +311,8 @@ static void expert_keys(writer *w, const fixture_case *c, const family *f) {
 }
 
 /* Latents are half as wide as the model; a head has a part that is rotated, half as long as the rest. */
-static void latent_keys(writer *w, const fixture_case *c) {
-    family_u32(w, c, "attention.q_lora_rank", c->width / 2);
+static void latent_keys(writer *w, const fixture_case *c, const family *f) {
+    if (!f->whole_q) family_u32(w, c, "attention.q_lora_rank", c->width / 2);
     family_u32(w, c, "attention.kv_lora_rank", c->width / 2);
     family_u32(w, c, "attention.key_length_mla", c->head_size + c->head_size / 2);
     family_u32(w, c, "attention.value_length_mla", c->head_size);
@@ -334,7 +338,7 @@ static void metadata(writer *w, const fixture_case *c) {
     if (f->logit_cap > 0) family_f32(w, c, "final_logit_softcapping", f->logit_cap);
     if (!f->layer_norm) positions(w, c, f);
     if (f->experts.n) expert_keys(w, c, f);
-    if (f->latent) latent_keys(w, c);
+    if (f->latent) latent_keys(w, c, f);
     vocabulary(w, c->vocab);
 }
 
@@ -371,7 +375,7 @@ static tensor *layer_norms(const fixture_case *c, const family *f, int layer, te
         t = add_norm(f, t, layer, f->experts.biases ? "post_attention_norm" : "ffn_norm", c->width);
     }
     if (f->latent) {
-        t = add_norm(f, t, layer, "attn_q_a_norm", c->width / 2);
+        if (!f->whole_q) t = add_norm(f, t, layer, "attn_q_a_norm", c->width / 2);
         t = add_norm(f, t, layer, "attn_kv_a_norm", c->width / 2);
     }
     if (f->norms & AFTER) {
@@ -411,6 +415,7 @@ static tensor *layer_tensors(const fixture_case *c, int layer, tensor *t) {
     const block_type *alt = strcmp(c->alt, "-") ? type_named(c->alt) : main_type;
     int q = c->heads * c->head_size, kv = c->kv_heads * c->head_size, ff = c->feed_forward;
     int apart = !f->fused_qkv && !f->latent, lora = c->width / 2, rope = c->head_size / 2;
+    int latent_q = c->heads * (c->head_size + rope);
     int n = layer < f->experts.dense ? 0 : f->experts.n, dense = n == 0, shared = dense ? 0 : f->experts.shared;
     int wide = f->experts.own_width ? 2 * ff : ff; /* of a dense layer */
     int of_qkv = c->bias, of_all = c->bias && f->biases == BIAS_ALL, of_experts = f->experts.biases;
@@ -419,8 +424,9 @@ static tensor *layer_tensors(const fixture_case *c, int layer, tensor *t) {
         {"attn_q", apart, c->width, q, of_qkv, 0, main_type},
         {"attn_k", apart, c->width, kv, of_qkv, 0, main_type},
         {"attn_v", apart, c->width, kv, of_qkv, 0, alt},
-        {"attn_q_a", f->latent, c->width, lora, 0, 0, main_type},
-        {"attn_q_b", f->latent, lora, c->heads * (c->head_size + rope), 0, 0, main_type},
+        {"attn_q", f->latent && f->whole_q, c->width, latent_q, 0, 0, main_type},
+        {"attn_q_a", f->latent && !f->whole_q, c->width, lora, 0, 0, main_type},
+        {"attn_q_b", f->latent && !f->whole_q, lora, latent_q, 0, 0, main_type},
         {"attn_kv_a_mqa", f->latent, c->width, lora + rope, 0, 0, main_type},
         {"attn_k_b", f->latent, c->head_size, lora, 0, c->heads, main_type},
         {"attn_v_b", f->latent, lora, c->head_size, 0, c->heads, alt},

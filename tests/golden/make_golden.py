@@ -56,8 +56,8 @@ def rope_parameters(kind: str) -> dict:
 
 
 # What fixture.c's families say in GGUF's words.
-WINDOW = {"gemma2": 9, "gemma3": 9, "phi3": 20, "gpt-oss": 9}
-BASE = {"qwen3moe": 1e6, "qwen2": 1e6, "qwen3": 1e6, "gemma3": 1e6, "olmo2": 5e5}
+WINDOW = {"gemma2": 9, "gemma3": 9, "phi3": 20, "gpt-oss": 9, "olmo3": 9}
+BASE = {"qwen3moe": 1e6, "qwen2": 1e6, "qwen3": 1e6, "gemma3": 1e6, "olmo2": 5e5, "olmo3": 5e5}
 
 
 def common(c: dict) -> dict:
@@ -118,6 +118,15 @@ def gemma3(c: dict):
 
 def olmo2(c: dict):
     return tf.Olmo2ForCausalLM, tf.Olmo2Config(**common(c))
+
+
+def olmo3(c: dict):
+    """Three layers with a window and plain positions, then one without, its positions stretched."""
+    keys = common(c)
+    whole = keys.pop("rope_parameters")
+    plain = {"rope_type": "default", "rope_theta": whole["rope_theta"]}
+    ropes = {"full_attention": whole, "sliding_attention": plain}
+    return tf.Olmo3ForCausalLM, tf.Olmo3Config(**keys, rope_parameters=ropes, sliding_window=WINDOW["olmo3"])
 
 
 def phi3(c: dict):
@@ -184,6 +193,14 @@ def deepseek2(c: dict):
     )
 
 
+def deepseek2_lite(c: dict):
+    """Queries without a latent."""
+    kind, config = deepseek2(c)
+    config.q_lora_rank = None
+    config.routed_scaling_factor = 1.0
+    return kind, config
+
+
 def deepseek2_group(c: dict):
     """Experts from the groups with the best of them."""
     return tf.DeepseekV2ForCausalLM, tf.DeepseekV2Config(
@@ -232,7 +249,7 @@ def latents(c: dict) -> dict:
 FAMILIES = {
     f.__name__.replace("_", "-"): f
     for f in (llama, qwen2, qwen3, gemma2, gemma3, olmo2, phi3, gpt2, mixtral, qwen3moe, olmoe, gpt_oss,
-              deepseek2, deepseek2_group, deepseek3)
+              deepseek2, deepseek2_lite, deepseek2_group, deepseek3, olmo3)
 }
 
 NAMES = {
@@ -269,6 +286,7 @@ OWN_NAMES = {
     "gemma2": GEMMA,
     "gemma3": GEMMA,
     "olmo2": GEMMA,
+    "olmo3": GEMMA,
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gpt-oss": {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
     "gpt2": {

@@ -52,10 +52,14 @@ Test(devices, every_golden_case_gives_the_same_bits_on_two_and_three, .timeout =
     cr_assert_not_null(f);
     fixture_case c;
     static const char *const lists[] = {"cpu/2", "cpu/3", "cpu/5"};
-    while (fixture_next(f, &c) == 1) {
+    int n = 0, more;
+    while ((more = fixture_next(f, &c)) == 1) {
+        n++;
         if (case_is_left_out(&c)) continue;
         same_bits(c.name, UNDER_TSAN ? lists + 1 : lists, UNDER_TSAN ? 1 : strcmp(c.family, "llama") ? 3 : 2);
     }
+    expect_int(more, 0);
+    expect_int(n, count_case_rows());
     fclose(f);
 }
 
@@ -229,7 +233,8 @@ Test(devices, no_family_needs_a_reshard_nor_more_sums_a_layer_than_it_must, .tim
     cr_assert_not_null(f);
     char seen[16] = "";
     fixture_case c;
-    while (fixture_next(f, &c) == 1) {
+    int more;
+    while ((more = fixture_next(f, &c)) == 1) {
         if (!strcmp(c.family, seen)) continue; /* cases stand by family: one of each is enough */
         snprintf(seen, sizeof seen, "%s", c.family);
         rig r;
@@ -244,6 +249,7 @@ Test(devices, no_family_needs_a_reshard_nor_more_sums_a_layer_than_it_must, .tim
         cr_assert(sums == most, "%s: %d sums a token, expected %d", c.name, sums, most);
         rig_end(&r);
     }
+    expect_int(more, 0);
     fclose(f);
 }
 
