@@ -73,6 +73,37 @@ Test(outputs, the_best_of_the_parts_are_the_best_of_the_row, .timeout = 300) {
     }
 }
 
+/* Rows of the embedding past the vocabulary are padding: they have logits, and are never among the best. More are not
+ * asked for than there are ids. */
+Test(outputs, padding_is_never_among_the_best, .timeout = 120) {
+    enum { IDS = 150 };
+    rig r;
+    int32_t id = 7, n;
+    rig_file(&r, "h9k3-f32");
+    for (int i = 0; i < N_LAYOUTS; i++) {
+        rig_devices(&r, layouts[i].devices);
+        r.options.tensor_split = layouts[i].n ? layouts[i].share : NULL;
+        r.options.n_tensor_split = layouts[i].n;
+        expect_ok(sheaf_model_load(r.path, &r.options, &r.model));
+        r.model->hp.n_tokens = IDS;
+        sheaf_context_options o = sheaf_context_defaults();
+        o.n_ctx = 64;
+        o.n_best = 200;
+        expect_ok(sheaf_context_new(r.model, &o, &r.context));
+        expect_int(sheaf_n_best(r.context), IDS);
+        expect_ok(sheaf_decode(r.context, &(sheaf_batch){.n = 1, .token = &id, .best = true}));
+        const sheaf_best *best = sheaf_logits_best(r.context, 0, &n);
+        expect_int(n, IDS);
+        expect_ok(sheaf_logits_fetch(r.context));
+        for (int32_t k = 0; k < n; k++) cr_assert(best[k].id < IDS, "place %d: padding %d", k, best[k].id);
+        const float *row = sheaf_logits(r.context, 0);
+        for (int32_t k = 0; k + 1 < n; k++)
+            cr_assert(before(row, best[k].id, best[k + 1].id), "ids %d and %d", best[k].id, best[k + 1].id);
+        rig_unload(&r);
+    }
+    remove_folder(r.folder);
+}
+
 /* A whole row says what the best of it said, and costs more to read. */
 Test(outputs, only_the_best_are_read, .timeout = 120) {
     rig r;
