@@ -246,6 +246,21 @@ static void check_what_sums_read(const meta_plan *p) {
     }
 }
 
+/* A writer names what it writes into as a source: it must be over the bytes that are written, not an older copy. */
+static void check_what_is_written(const meta_plan *p, const plan_member *m) {
+    for (int32_t n = 0; n < m->n_nodes; n++) {
+        const plan_item *t = &p->items[m->nodes[n].item];
+        const plan_shard *h = &m->shards[m->nodes[n].shard];
+        bool writes = h->header.op == SHEAF_OP_CPY || h->header.op == SHEAF_OP_SET_ROWS, found = false;
+        if (t->kind != ITEM_NODE || !writes) continue;
+        for (int j = 0; j < SHEAF_MAX_SRC; j++) {
+            int32_t s = h->src[j];
+            found = found || (s >= 0 && (s == h->root || m->shards[s].root == h->root));
+        }
+        cr_assert(found, "%s does not name what it writes into", h->header.name);
+    }
+}
+
 static void print_plan(notation *t, house *h, FILE *out) {
     sheaf_prepared *prepared;
     sheaf_meta_set_strict(h->backend, t->strict);
@@ -260,6 +275,7 @@ static void print_plan(notation *t, house *h, FILE *out) {
     expect_ok(sheaf_plan_print(plan, SHEAF_PLAN_STEPS, out));
     const meta_plan *p = (const meta_plan *)plan;
     check_what_sums_read(p);
+    for (int i = 0; i < p->n_local; i++) check_what_is_written(p, &p->members[i]);
     char from[128], to[128];
     for (int32_t i = 0; i < p->n_reshards; i++) {
         const sheaf_plan_reshard *r = &p->reshards[i];
