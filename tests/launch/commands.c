@@ -143,11 +143,11 @@ Test(split, expectation_holds_or_is_exit_1_with_the_differences, .timeout = 60) 
     expect_has(other, other.out, "blk.0.attn_q.weight");
     expect_code(uneven, 1);
     expect_has(uneven, uneven.out, "expected");
+#define ROW_A "{\"name\": \"a\", \"type\": \"\", \"ne\": [], \"layout\": \"\", \"runs\": []}"
     static const char *const says_nothing[] = {
         "{\"tensors\": 5}",
         "{\"tensors\": [{\"name\": \"token_embd.weight\"}]}",
-        "{\"tensors\": [{\"name\": \"a\", \"type\": \"\", \"ne\": [], \"layout\": \"\", \"runs\": []}, "
-        "{\"name\": \"a\", \"type\": \"\", \"ne\": [], \"layout\": \"\", \"runs\": []}]}",
+        "{\"tensors\": [" ROW_A ", " ROW_A "]}",
     };
     for (size_t i = 0; i < sizeof says_nothing / sizeof *says_nothing; i++) {
         write_file(path, says_nothing[i], strlen(says_nothing[i]));
